@@ -1,0 +1,49 @@
+// The shard files of a model, opened once: buffered for headers and dense weights and, when asked
+// for, a second time with O_DIRECT for experts.
+// Threads: everything const may be called from any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace colibri {
+
+class FileTable {
+ public:
+  FileTable() = default;
+  ~FileTable();
+  FileTable(FileTable&&) noexcept;
+  FileTable& operator=(FileTable&&) noexcept;
+  FileTable(const FileTable&) = delete;
+  FileTable& operator=(const FileTable&) = delete;
+
+  // Opens `path` read-only (raising RLIMIT_NOFILE's soft limit to the hard one when needed);
+  // returns its number, from 0. Throws IoError with path and errno text.
+  uint32_t Add(const std::string& path);
+  // Opens every file a second time with O_DIRECT; one line a file system that refuses, else "".
+  // A refused file keeps reading buffered.
+  std::string EnableDirect();
+
+  uint32_t Count() const;
+  const std::string& Path(uint32_t file) const;
+  uint64_t Size(uint32_t file) const;  // when it was opened
+  int Fd(uint32_t file) const;         // buffered
+  int DirectFd(uint32_t file) const;   // O_DIRECT, or the buffered one where there is none
+  bool IsDirect(uint32_t file) const;
+  // The first direct read of a file system that lies about O_DIRECT fails with EINVAL: from then on
+  // the file is read buffered. Any thread.
+  void GiveUpDirect(uint32_t file) const;
+
+  // Blocking, buffered, whole: loops over short reads and EINTR. Throws IoError that names file,
+  // offset, errno, or how many bytes the truncated file lacks.
+  void ReadExact(uint32_t file, uint64_t offset, std::span<std::byte> into) const;
+
+ private:
+  struct Entry;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace colibri

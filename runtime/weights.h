@@ -1,0 +1,138 @@
+// A model: its configuration, its dense weights in memory (packed as on disk) and, for every routed
+// expert, where its bytes lie and how they look once read into a slot.
+//
+// Opening reads headers only (enough for the plan); LoadDense reads the dense weights.
+// Threads: LoadDense once; everything const from any thread afterwards.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/container.h"
+#include "io/reader.h"
+#include "kernels/weight_format.h"
+#include "runtime/config.h"
+
+namespace colibri {
+
+// down(silu(gate x) * (up x)); gate and up [width x hidden], down [hidden x width].
+struct FfnWeights {
+  PackedMatrix gate, up, down;
+};
+
+struct IndexerWeights {
+  PackedMatrix wq_b;          // [index_heads * index_dim x q_lora], fed the normalised q latent
+  PackedMatrix wk;            // [index_dim x hidden]
+  PackedMatrix weights_proj;  // [index_heads x hidden]
+  std::vector<float> k_norm_weight, k_norm_bias;  // [index_dim]
+};
+
+struct LayerWeights {
+  std::vector<float> input_norm, post_norm;     // [hidden]
+  std::vector<float> q_a_norm, kv_a_norm;       // [q_lora], [kv_lora]
+  PackedMatrix q_a, q_b, kv_a, kv_b, o;         // model spec 2.1
+  std::optional<IndexerWeights> indexer;        // full layers of a container that has indexers
+  FfnWeights ffn;                               // dense FFN, or the shared expert(s)
+  PackedMatrix router;                          // [experts x hidden]; sparse layers
+  std::vector<float> router_bias;               // [experts]; sparse layers
+};
+
+struct MtpWeights {
+  std::vector<float> enorm, hnorm, head_norm;  // [hidden]
+  PackedMatrix eh_proj;                        // [hidden x 2 hidden]; columns 0..hidden-1: embedding
+};
+
+// One routed expert. The matrices' pointers are offsets from the slot's start, held as such.
+struct ExpertLayout {
+  std::vector<Extent> extents;  // merged where adjacent, aligned to kIoAlign
+  uint16_t slot_class = 0;
+  uint64_t slot_bytes = 0;      // what the extents fill
+  uint64_t useful_bytes = 0;    // without rounding
+  struct Matrix {
+    PackedMatrix shape;         // data and scales unset
+    uint64_t data_at = 0, scales_at = 0;
+  };
+  Matrix gate, up, down;
+};
+
+class Model {
+ public:
+  // Headers and config only. Directories as in Container. Throws ModelError: with every missing
+  // tensor, grouped ("layers 40-77: mlp.experts.*: 9,728 tensors missing; is a shard missing?"), with
+  // formats that are recognised but not supported by name (int2-row, int3-g64, e8-iq3-lattice,
+  // fp8-e4m3-b128), with sizes that fit nothing.
+  explicit Model(const std::vector<std::string>& directories);
+  ~Model();
+  Model(Model&&) noexcept;
+
+  // Reads the dense weights into one populated arena of DenseBytes(). Throws IoError.
+  void LoadDense();
+
+  const ModelConfig& Config() const { return config_; }
+  ModelConfig& MutableConfig() { return config_; }  // latent_eps, index_top_k: before LoadDense
+  const Container& Files() const { return container_; }
+  Container& Files() { return container_; }
+
+  // Layers 0 .. layers-1, and the MTP layer at index `layers` when HasMtp().
+  const LayerWeights& Layer(int32_t layer) const { return layers_[static_cast<size_t>(layer)]; }
+  const PackedMatrix& Embedding() const { return embedding_; }
+  const PackedMatrix& Head() const { return head_; }
+  const std::vector<float>& FinalNorm() const { return final_norm_; }
+
+  // The MTP layer is complete and announced.
+  bool HasMtp() const { return mtp_.has_value(); }
+  const MtpWeights& Mtp() const { return *mtp_; }
+  // Layers with weights: layers + (HasMtp() ? 1 : 0).
+  int32_t LayerCount() const { return static_cast<int32_t>(layers_.size()); }
+  // False: some full layer lacks its indexer, so every layer attends densely at every length.
+  bool HasIndexer() const { return has_indexer_; }
+  // Forgets all indexers (--attention dense). Before LoadDense.
+  void DropIndexer();
+  // Lines for the banner: dense attention for want of indexers, incomplete MTP layer, int4 eh_proj.
+  const std::vector<std::string>& Notes() const { return notes_; }
+
+  // Experts are numbered over all sparse layers, in layer order, the MTP layer last.
+  uint32_t ExpertCount() const { return static_cast<uint32_t>(experts_.size()); }
+  uint32_t ExpertItem(int32_t layer, int32_t expert) const {
+    return first_expert_[static_cast<size_t>(layer)] + static_cast<uint32_t>(expert);
+  }
+  const ExpertLayout& Expert(uint32_t item) const { return experts_[item]; }
+  int32_t ExpertLayer(uint32_t item) const { return expert_layer_[item]; }
+  // The matrices of an expert whose bytes were read to `slot`.
+  FfnWeights ExpertView(uint32_t item, const std::byte* slot) const;
+  // One class for each distinct expert size; bytes of a slot that holds any expert of the class.
+  struct ExpertClass {
+    uint64_t slot_bytes = 0;
+    uint32_t experts = 0;
+    int32_t first_layer = 0, last_layer = 0;
+  };
+  const std::vector<ExpertClass>& ExpertClasses() const { return classes_; }
+
+  // What LoadDense takes from memory, tables included.
+  uint64_t DenseBytes() const { return dense_bytes_; }
+  // "int4-g64 experts, int4-g64 attention, int8-row head" for the banner.
+  std::string FormatSummary() const;
+
+ private:
+  struct Resolver;
+  struct Arena;
+  Container container_;
+  ModelConfig config_;
+  std::vector<LayerWeights> layers_;
+  std::optional<MtpWeights> mtp_;
+  PackedMatrix embedding_, head_;
+  std::vector<float> final_norm_;
+  bool has_indexer_ = false;
+  std::vector<std::string> notes_;
+  std::vector<uint32_t> first_expert_;
+  std::vector<int32_t> expert_layer_;
+  std::vector<ExpertLayout> experts_;
+  std::vector<ExpertClass> classes_;
+  uint64_t dense_bytes_ = 0;
+  std::unique_ptr<Arena> arena_;
+};
+
+}  // namespace colibri

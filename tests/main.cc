@@ -1,0 +1,3 @@
+// The doctest runner every test program links.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
