@@ -1,0 +1,54 @@
+// GLM-5.2's chat rendering, byte for byte as its official template gives it (model spec 5.2).
+// Threads: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "runtime/tokenizer.h"
+
+namespace colibri {
+
+// Why a request cannot be rendered; the line fails with this text.
+struct TemplateError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The template's arguments with their defaults.
+struct TemplateArguments {
+  bool enable_thinking = true;
+  std::string reasoning_effort = "max";  // "high" or anything else, as the template has it
+  bool clear_thinking = true;
+  bool add_generation_prompt = true;
+  // Leave the last (assistant) message open for the model to go on (continue_final_message).
+  bool continue_final_message = false;
+};
+
+// Control: a literal of the template, whose token spellings are control tokens. Text: the user's.
+struct PromptPiece {
+  std::string text;
+  bool control = false;
+};
+
+// Applies a JSON object of template arguments to `into`; throws TemplateError naming the argument
+// and the known ones if one is unknown or has a value the template cannot honour.
+void ApplyTemplateArguments(const nlohmann::ordered_json& arguments, TemplateArguments* into);
+
+// `messages`: an array of messages; `tools`: an array or null. Throws TemplateError.
+std::vector<PromptPiece> RenderChat(const nlohmann::ordered_json& messages,
+                                    const nlohmann::ordered_json& tools,
+                                    const TemplateArguments& arguments);
+
+std::string PiecesText(const std::vector<PromptPiece>& pieces);
+// Control pieces with added tokens recognised; neighbouring ordinary text joined, then encoded with
+// none recognised, or with all of them if `parse_special`.
+std::vector<int32_t> EncodePieces(const Tokenizer& tokenizer,
+                                  const std::vector<PromptPiece>& pieces, bool parse_special);
+
+// JSON as Python's json.dumps(ensure_ascii=False) writes it: ", " and ": ", shortest floats.
+std::string PythonJson(const nlohmann::ordered_json& value);
+
+}  // namespace colibri
