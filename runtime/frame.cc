@@ -1,0 +1,92 @@
+#include "runtime/frame.h"
+
+#include <algorithm>
+
+namespace colibri {
+namespace {
+
+constexpr uint64_t kAlign = 64;
+
+// Visits every float buffer of a frame with its size, in one place for both the plan and the frame.
+template <class Visit>
+void ForEachBuffer(const Model& model, const FrameShape& shape, Frame* f, Visit&& visit) {
+  const ModelConfig& c = model.Config();
+  const auto n = [](int32_t v) { return static_cast<uint64_t>(v); };
+  const uint64_t rows = n(shape.rows), threads = n(shape.threads), hidden = n(c.hidden);
+  const uint64_t heads = n(c.heads), routed = rows * n(c.top_k);
+  const uint64_t indexed = model.HasIndexer() ? 1 : 0;
+  const uint64_t widest = n(std::max(c.intermediate, c.moe_intermediate * c.shared_experts));
+  const auto at = [f](float* Frame::*member) { return f == nullptr ? nullptr : &(f->*member); };
+  visit(at(&Frame::x), rows * hidden);
+  visit(at(&Frame::normed), rows * hidden);
+  visit(at(&Frame::final), rows * hidden);
+  visit(at(&Frame::rope_cos), rows * n(c.rope / 2));
+  visit(at(&Frame::rope_sin), rows * n(c.rope / 2));
+  visit(at(&Frame::q_latent), rows * n(c.q_lora));
+  visit(at(&Frame::q), rows * heads * n(c.QkHead()));
+  visit(at(&Frame::q_absorbed), rows * heads * n(c.kv_lora));
+  visit(at(&Frame::q_rope), rows * heads * n(c.rope));
+  visit(at(&Frame::kv), rows * n(c.KvWidth()));
+  visit(at(&Frame::attended), rows * heads * n(c.kv_lora));
+  visit(at(&Frame::values), rows * heads * n(c.v_head));
+  visit(at(&Frame::attention_out), rows * hidden);
+  visit(at(&Frame::index_q), indexed * rows * n(c.index_heads) * n(c.index_dim));
+  visit(at(&Frame::index_k), indexed * rows * n(c.index_dim));
+  visit(at(&Frame::index_w), indexed * rows * n(c.index_heads));
+  visit(at(&Frame::index_scores), indexed * threads * 2 * n(shape.context));
+  visit(at(&Frame::router_logits), rows * n(c.experts));
+  visit(at(&Frame::router_scratch), threads * n(c.experts));
+  visit(at(&Frame::expert_gate), routed * n(c.moe_intermediate));
+  visit(at(&Frame::expert_up), routed * n(c.moe_intermediate));
+  visit(at(&Frame::expert_out), rows * n(std::max(c.top_k, 2)) * hidden);
+  visit(at(&Frame::ffn_gate), rows * widest);
+  visit(at(&Frame::ffn_up), rows * widest);
+  visit(at(&Frame::ffn_out), rows * hidden);
+  visit(at(&Frame::logits), n(std::min(FrameShape::kHeadRows, shape.rows)) * n(c.vocab));
+}
+
+uint64_t Rounded(uint64_t floats) { return (floats * 4 + kAlign - 1) / kAlign * kAlign; }
+
+uint64_t FloatBytes(const Model& model, const FrameShape& shape) {
+  uint64_t bytes = 0;
+  ForEachBuffer(model, shape, nullptr,
+                [&](float**, uint64_t floats) { bytes += Rounded(floats); });
+  return bytes;
+}
+
+}  // namespace
+
+uint64_t FrameShape::Bytes(const Model& model) const {
+  const ModelConfig& c = model.Config();
+  const auto n = static_cast<uint64_t>(rows);
+  const auto k = static_cast<uint64_t>(c.top_k);
+  const uint64_t lists = model.HasIndexer() ? n * static_cast<uint64_t>(c.index_top_k) * 4 : 0;
+  const uint64_t per_row = sizeof(FrameRow) + sizeof(FrameSequence) + sizeof(IndexSet) +
+                           k * (sizeof(JobRow) + 12);
+  return FloatBytes(model, *this) + lists + n * per_row;
+}
+
+Frame::Frame(const Model& model, const FrameShape& frame_shape)
+    : shape(frame_shape),
+      hidden_(static_cast<size_t>(model.Config().hidden)),
+      index_top_k_(model.HasIndexer() ? model.Config().index_top_k : 0),
+      buffer_(FloatBytes(model, frame_shape)) {
+  std::byte* next = buffer_.data();
+  ForEachBuffer(model, shape, this, [&](float** member, uint64_t floats) {
+    *member = reinterpret_cast<float*>(next);
+    next += Rounded(floats);
+  });
+  const auto n = static_cast<size_t>(shape.rows);
+  const auto k = static_cast<size_t>(model.Config().top_k);
+  rows.reserve(n);
+  sequences.reserve(n);
+  index_sets.resize(n);
+  index_lists.resize(n * static_cast<size_t>(index_top_k_));
+  experts.resize(n * k);
+  weights.resize(n * k);
+  place.resize(n * k);
+  jobs.reserve(std::min(n * k, static_cast<size_t>(model.Config().experts)));
+  job_rows.reserve(n * k);
+}
+
+}  // namespace colibri

@@ -1,0 +1,142 @@
+// A frame: one micro-batch of rows travelling through the layers together, with every buffer its
+// stages write to. Rows of one sequence are consecutive and ascending in position.
+// Ownership: allocated once from a FrameShape, reused for ever. Threads: whoever holds the frame (a
+// graph node, the reference engine); stages cut rows and outputs into disjoint pieces.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "io/memory.h"
+#include "io/reader.h"
+#include "runtime/kv_store.h"
+#include "runtime/weights.h"
+
+namespace colibri {
+
+struct Sequence;  // runtime/sequence.h; stages never look inside
+
+// Why a row, and with it its sequence's line, cannot go on.
+enum class RowState : uint8_t { kLive, kReadFailed, kNotFinite };
+
+struct FrameRow {
+  int32_t sequence = 0;  // index in Frame::sequences
+  int32_t position = 0;
+  int32_t token = 0;
+  bool draft = false;         // its failure rejects a draft, not the line
+  bool wants_logits = false;  // a token is drawn from it, or its logits are asked for
+  bool frozen_index = false;  // MTP steps >= 2: keeps the index set it was given (model spec 4.3)
+  RowState state = RowState::kLive;
+  int32_t failed_layer = -1;
+};
+
+struct FrameSequence {
+  Sequence* sequence = nullptr;
+  const KvPages* pages = nullptr;
+  int32_t first_row = 0;
+  int32_t rows = 0;
+  int32_t drafts = 0;  // of the rows, the last ones
+  ReadResult error;    // the read that failed, when a row is kReadFailed
+};
+
+// One distinct expert of a layer's union with the rows routed to it: job_rows [first, first + count).
+struct FrameJob {
+  int32_t expert = 0;
+  uint32_t item = 0;
+  int32_t first = 0;
+  int32_t count = 0;
+  bool failed = false;
+  ReadResult error;
+};
+
+// A routed row: its place among the router's choices decides the order of summation.
+struct JobRow {
+  int32_t row = 0;
+  int32_t rank = 0;
+};
+
+// The positions a row attends to: the first `count` of its sequence, or `count` listed ones.
+struct IndexSet {
+  int32_t count = 0;
+  bool listed = false;
+};
+
+// Sizes of everything a frame holds; also what the plan counts.
+struct FrameShape {
+  int32_t rows = 0;
+  int32_t context = 0;  // longest sequence, for index scratch
+  int32_t threads = 1;
+  static constexpr int32_t kHeadRows = 16;  // logits are computed for at most so many rows at once
+
+  uint64_t Bytes(const Model& model) const;
+};
+
+class Frame {
+ public:
+  Frame(const Model& model, const FrameShape& shape);
+
+  const FrameShape shape;
+  uint16_t id = 0;
+
+  // What travels.
+  std::vector<FrameRow> rows;
+  std::vector<FrameSequence> sequences;
+  int32_t layer = 0;
+  size_t Rows() const { return rows.size(); }
+  size_t HiddenSize() const { return hidden_; }
+
+  // Residual stream and its norms, [rows][hidden].
+  float* x = nullptr;
+  float* normed = nullptr;
+  float* final = nullptr;  // after the final norm (or the MTP layer's head norm)
+  // Attention. Heads are the outer index within a row.
+  float* rope_cos = nullptr;    // [rows][rope / 2]
+  float* rope_sin = nullptr;
+  float* q_latent = nullptr;    // [rows][q_lora], normalised
+  float* q = nullptr;           // [rows][heads][nope + rope]
+  float* q_absorbed = nullptr;  // [rows][heads][kv_lora]
+  float* q_rope = nullptr;      // [rows][heads][rope]
+  float* kv = nullptr;          // [rows][kv_lora + rope]
+  float* attended = nullptr;    // [rows][heads][kv_lora]
+  float* values = nullptr;      // [rows][heads][v_head]
+  float* attention_out = nullptr;  // [rows][hidden]
+  // Indexer.
+  float* index_q = nullptr;     // [rows][index_heads][index_dim]
+  float* index_k = nullptr;     // [rows][index_dim]
+  float* index_w = nullptr;     // [rows][index_heads]
+  float* index_scores = nullptr;  // [threads][2][context]
+  std::vector<IndexSet> index_sets;    // [rows]
+  std::vector<int32_t> index_lists;    // [rows][index_top_k]
+  // Router and experts.
+  float* router_logits = nullptr;  // [rows][experts]
+  float* router_scratch = nullptr;  // [threads][experts]
+  std::vector<int32_t> experts;    // [rows][top_k]
+  std::vector<float> weights;      // [rows][top_k]
+  std::vector<FrameJob> jobs;
+  std::vector<JobRow> job_rows;
+  std::vector<int32_t> place;      // [rows][top_k]: index in job_rows, -1 for a failed row
+  float* expert_gate = nullptr;    // [rows * top_k][moe_intermediate], in job_rows order
+  float* expert_up = nullptr;
+  float* expert_out = nullptr;     // [rows * max(top_k, 2)][hidden], in job_rows order
+  // Dense or shared FFN.
+  float* ffn_gate = nullptr;  // [rows][widest]
+  float* ffn_up = nullptr;
+  float* ffn_out = nullptr;   // [rows][hidden]
+  // Head.
+  float* logits = nullptr;  // [kHeadRows][vocab]
+
+  int32_t* IndexList(size_t row) {
+    return index_lists.data() + row * static_cast<size_t>(index_top_k_);
+  }
+
+ private:
+  size_t hidden_ = 0;
+  int32_t index_top_k_ = 0;
+  PopulatedBuffer buffer_;
+};
+
+}  // namespace colibri

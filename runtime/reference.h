@@ -1,0 +1,40 @@
+// The sequential engine: the same stages as the graph, one after another on one thread, every expert
+// read when it is needed. Slow and simple; the oracle the graph is compared with bit for bit.
+// Threads: one caller at a time.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/frame.h"
+#include "runtime/stages.h"
+
+namespace colibri {
+
+class ReferenceEngine {
+ public:
+  // All outlive the engine. `model` has its dense weights loaded.
+  ReferenceEngine(const Model& model, KvStore& kv, StageHook* hook = nullptr);
+
+  // All main layers and the head over a frame whose rows and sequences are filled in.
+  void Run(Frame& frame, LogitsSink& sink);
+  // The MTP layer and its head: each row holds the token after its position, `final` its hidden.
+  void RunMtp(Frame& frame, LogitsSink& sink);
+
+  // Turns a frame whose MTP rows have just run into one MTP row for each sequence, the next draft
+  // step: position + 1, the token in `drafts` (one a sequence), the hidden just computed. With
+  // `share_index` the row keeps its predecessor's index set (model spec 4.3).
+  static void NextDraftStep(Frame& frame, std::span<const int32_t> drafts, bool share_index);
+
+ private:
+  void RunLayer(Frame& frame, int32_t layer);
+  bool Load(uint32_t item, ReadResult* error);
+
+  const Model& model_;
+  SerialParallel serial_;
+  Stages stages_;
+  PopulatedBuffer slot_;
+};
+
+}  // namespace colibri

@@ -1,0 +1,228 @@
+// Everything of the forward pass but attention: embedding, router and union, experts, shared and
+// dense FFN, combination, head, and the entry of the MTP layer.
+#include "runtime/stages.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "io/check.h"
+#include "kernels/kernels.h"
+#include "runtime/router.h"
+
+namespace colibri {
+namespace {
+
+size_t S(int32_t v) { return static_cast<size_t>(v); }
+
+}  // namespace
+
+void MarkFailed(Frame& frame, size_t row, RowState state, int32_t layer) {
+  const FrameRow& failed = frame.rows[row];
+  const FrameSequence& sequence = frame.sequences[S(failed.sequence)];
+  const size_t first = failed.draft ? row : S(sequence.first_row);
+  const size_t last = S(sequence.first_row + sequence.rows);
+  for (size_t r = first; r < last; ++r) {
+    if (frame.rows[r].state != RowState::kLive) continue;
+    frame.rows[r].state = state;
+    frame.rows[r].failed_layer = layer;
+  }
+}
+
+void Stages::Embed(Frame& frame) const {
+  const size_t hidden = S(model_.Config().hidden);
+  frame.layer = 0;
+  Angles(frame);
+  parallel_.For(frame.Rows(), 16, [&](size_t begin, size_t end) {
+    for (size_t r = begin; r < end; ++r) {
+      DequantiseRow(model_.Embedding(), frame.rows[r].token, frame.x + r * hidden);
+    }
+  });
+}
+
+void Stages::MtpInput(Frame& frame) const {
+  const ModelConfig& c = model_.Config();
+  const MtpWeights& w = model_.Mtp();
+  const size_t hidden = S(c.hidden);
+  frame.layer = c.layers;
+  Angles(frame);
+  // [embedding | hidden] of each row, embedding first; the experts' output has room for it.
+  float* both = frame.expert_out;
+  parallel_.For(frame.Rows(), 4, [&](size_t begin, size_t end) {
+    for (size_t r = begin; r < end; ++r) {
+      float* to = both + r * 2 * hidden;
+      DequantiseRow(model_.Embedding(), frame.rows[r].token, to);
+      RmsNorm(to, w.enorm.data(), hidden, c.rms_eps, to);
+      RmsNorm(frame.final + r * hidden, w.hnorm.data(), hidden, c.rms_eps, to + hidden);
+    }
+  });
+  MatmulRows(w.eh_proj, both, frame.Rows(), frame.x);
+}
+
+void Stages::Route(Frame& frame, int32_t layer) const {
+  const ModelConfig& c = model_.Config();
+  const LayerWeights& w = model_.Layer(layer);
+  const size_t rows = frame.Rows(), k = S(c.top_k), experts = S(c.experts);
+  NormRows(frame, frame.x, w.post_norm, frame.normed);
+  frame.jobs.clear();
+  frame.job_rows.clear();
+  if (!c.Sparse(layer)) return;
+  MatmulRows(w.router, frame.normed, rows, frame.router_logits);
+  parallel_.For(rows, 8, [&](size_t begin, size_t end) {
+    float* choice = frame.router_scratch + S(parallel_.ThreadIndex()) * experts;
+    for (size_t r = begin; r < end; ++r) {
+      ChooseExperts(c, {frame.router_logits + r * experts, experts}, w.router_bias,
+                    {choice, experts}, {frame.experts.data() + r * k, k},
+                    {frame.weights.data() + r * k, k});
+    }
+  });
+  At(StagePoint::kChosen, frame, layer);
+  FormUnion(frame, layer);
+}
+
+void Stages::FormUnion(Frame& frame, int32_t layer) const {
+  const ModelConfig& c = model_.Config();
+  const size_t k = S(c.top_k);
+  std::vector<int32_t> count(S(c.experts), 0);
+  for (size_t r = 0; r < frame.Rows(); ++r) {
+    if (frame.rows[r].state != RowState::kLive) continue;
+    for (size_t j = 0; j < k; ++j) ++count[S(frame.experts[r * k + j])];
+  }
+  // `count` becomes each expert's next place in job_rows.
+  int32_t next = 0;
+  for (int32_t e = 0; e < c.experts; ++e) {
+    const int32_t n = count[S(e)];
+    count[S(e)] = next;
+    if (n > 0) frame.jobs.push_back({e, model_.ExpertItem(layer, e), next, n, false, {}});
+    next += n;
+  }
+  frame.job_rows.resize(S(next));
+  for (size_t r = 0; r < frame.Rows(); ++r) {
+    for (size_t j = 0; j < k; ++j) {
+      if (frame.rows[r].state != RowState::kLive) {
+        frame.place[r * k + j] = -1;
+        continue;
+      }
+      const int32_t at = count[S(frame.experts[r * k + j])]++;
+      frame.place[r * k + j] = at;
+      frame.job_rows[S(at)] = {static_cast<int32_t>(r), static_cast<int32_t>(j)};
+    }
+  }
+  // File order, so that a wide sweep reads its shards from front to back.
+  std::sort(frame.jobs.begin(), frame.jobs.end(), [&](const FrameJob& a, const FrameJob& b) {
+    const Extent& ea = model_.Expert(a.item).extents.front();
+    const Extent& eb = model_.Expert(b.item).extents.front();
+    return std::pair(ea.file, ea.offset) < std::pair(eb.file, eb.offset);
+  });
+}
+
+void Stages::RunExpert(Frame& frame, const FrameJob& job, const FfnWeights& weights) const {
+  const ModelConfig& c = model_.Config();
+  const size_t hidden = S(c.hidden), inner = S(c.moe_intermediate), rows = S(job.count);
+  // The rows' inputs are gathered where their outputs will be: gate and up are done by then.
+  float* out = frame.expert_out + S(job.first) * hidden;
+  float* gate = frame.expert_gate + S(job.first) * inner;
+  float* up = frame.expert_up + S(job.first) * inner;
+  for (size_t i = 0; i < rows; ++i) {
+    const auto row = S(frame.job_rows[S(job.first) + i].row);
+    std::memcpy(out + i * hidden, frame.normed + row * hidden, hidden * sizeof(float));
+  }
+  MatmulRows(weights.gate, out, rows, gate);
+  MatmulRows(weights.up, out, rows, up);
+  SiluMul(gate, up, rows * inner, gate);
+  MatmulRows(weights.down, gate, rows, out);
+}
+
+void Stages::SharedFfn(Frame& frame, int32_t layer) const {
+  const FfnWeights& w = model_.Layer(layer).ffn;
+  const size_t rows = frame.Rows(), inner = S(w.gate.rows);
+  if (inner == 0) return;
+  MatmulRows(w.gate, frame.normed, rows, frame.ffn_gate);
+  MatmulRows(w.up, frame.normed, rows, frame.ffn_up);
+  parallel_.For(rows, 4, [&](size_t begin, size_t end) {
+    SiluMul(frame.ffn_gate + begin * inner, frame.ffn_up + begin * inner, (end - begin) * inner,
+            frame.ffn_gate + begin * inner);
+  });
+  MatmulRows(w.down, frame.ffn_gate, rows, frame.ffn_out);
+}
+
+void Stages::Combine(Frame& frame, int32_t layer) const {
+  const ModelConfig& c = model_.Config();
+  const size_t hidden = S(c.hidden), k = S(c.top_k);
+  for (const FrameJob& job : frame.jobs) {
+    if (!job.failed) continue;
+    for (int32_t i = job.first; i < job.first + job.count; ++i) {
+      const auto row = S(frame.job_rows[S(i)].row);
+      frame.sequences[S(frame.rows[row].sequence)].error = job.error;
+      MarkFailed(frame, row, RowState::kReadFailed, layer);
+    }
+  }
+  const bool sparse = c.Sparse(layer);
+  const bool shared = model_.Layer(layer).ffn.gate.rows > 0;
+  parallel_.For(frame.Rows(), 8, [&](size_t begin, size_t end) {
+    for (size_t r = begin; r < end; ++r) {
+      if (frame.rows[r].state != RowState::kLive) continue;
+      float* sum = frame.attention_out + r * hidden;  // free by now
+      std::memset(sum, 0, hidden * sizeof(float));
+      for (size_t j = 0; sparse && j < k; ++j) {
+        AddScaled(frame.weights[r * k + j],
+                  frame.expert_out + S(frame.place[r * k + j]) * hidden, hidden, sum);
+      }
+      if (shared) AddScaled(1.0f, frame.ffn_out + r * hidden, hidden, sum);
+      AddScaled(1.0f, sum, hidden, frame.x + r * hidden);
+    }
+  });
+  MarkNotFinite(frame, layer);
+}
+
+void Stages::Head(Frame& frame, LogitsSink& sink) const {
+  const ModelConfig& c = model_.Config();
+  const size_t hidden = S(c.hidden), vocab = S(c.vocab);
+  const bool mtp = frame.layer >= c.layers;
+  NormRows(frame, frame.x, mtp ? model_.Mtp().head_norm : model_.FinalNorm(), frame.final);
+  std::vector<size_t> wanted;
+  for (size_t r = 0; r < frame.Rows(); ++r) {
+    if (frame.rows[r].wants_logits && frame.rows[r].state == RowState::kLive) wanted.push_back(r);
+  }
+  const size_t block = S(std::min(FrameShape::kHeadRows, frame.shape.rows));
+  for (size_t first = 0; first < wanted.size(); first += block) {
+    const size_t n = std::min(block, wanted.size() - first);
+    // The rows' final vectors side by side; attention_out is free and wide enough.
+    for (size_t i = 0; i < n; ++i) {
+      std::memcpy(frame.attention_out + i * hidden, frame.final + wanted[first + i] * hidden,
+                  hidden * sizeof(float));
+    }
+    MatmulRows(model_.Head(), frame.attention_out, n, frame.logits);
+    parallel_.For(n, 1, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        sink.Row(frame, wanted[first + i], {frame.logits + i * vocab, vocab});
+      }
+    });
+  }
+}
+
+uint64_t Stages::PredictScratch(const ModelConfig& config) {
+  return static_cast<uint64_t>(config.hidden) + 2 * static_cast<uint64_t>(config.experts) +
+         2 * static_cast<uint64_t>(config.top_k);
+}
+
+void Stages::Predict(const Frame& frame, int32_t layer, std::span<float> scratch,
+                     std::span<uint8_t> wanted) const {
+  const ModelConfig& c = model_.Config();
+  const LayerWeights& w = model_.Layer(layer);
+  const size_t hidden = S(c.hidden), experts = S(c.experts), k = S(c.top_k);
+  float* normed = scratch.data();
+  float* logits = normed + hidden;
+  float* choice = logits + experts;
+  float* weights = choice + experts;
+  auto* chosen = reinterpret_cast<int32_t*>(weights + k);
+  for (size_t r = 0; r < frame.Rows(); ++r) {
+    if (frame.rows[r].state != RowState::kLive) continue;
+    RmsNorm(frame.x + r * hidden, w.post_norm.data(), hidden, c.rms_eps, normed);
+    Matmul(w.router, 0, c.experts, normed, hidden, 1, logits, experts);
+    ChooseExperts(c, {logits, experts}, w.router_bias, {choice, experts}, {chosen, k},
+                  {weights, k});
+    for (size_t j = 0; j < k; ++j) wanted[S(chosen[j])] = 1;
+  }
+}
+
+}  // namespace colibri

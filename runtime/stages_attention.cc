@@ -1,0 +1,306 @@
+// Attention of a layer: latent projections, keys, index sets, absorbed attention (model spec
+// 3.2 - 3.5), and the rotary angles.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "io/check.h"
+#include "kernels/kernels.h"
+#include "runtime/index_select.h"
+#include "runtime/stages.h"
+
+namespace colibri {
+namespace {
+
+// Multiply-adds of one piece of a parallel loop: about 100 us of one core's f32 work, well above the
+// microsecond a task costs and short enough that an arrived expert does not wait long.
+constexpr uint64_t kPieceWork = uint64_t{1} << 21;
+// Rows multiplied together by one call: their inputs stay in L2 while weights stream past.
+constexpr size_t kRowBlock = 64;
+
+size_t S(int32_t v) { return static_cast<size_t>(v); }
+
+size_t Grain(uint64_t work_per_item) {
+  return static_cast<size_t>(std::max<uint64_t>(1, kPieceWork / std::max<uint64_t>(1, work_per_item)));
+}
+
+}  // namespace
+
+PackedMatrix RowsOf(const PackedMatrix& w, int64_t first, int32_t count) {
+  PackedMatrix part = w;
+  part.rows = count;
+  part.data += RowBytes(w.format, w.cols) * static_cast<uint64_t>(first);
+  if (part.scales != nullptr) {
+    part.scales += static_cast<uint64_t>(ScalesPerRow(w.format, w.cols, w.group) * first) * 4;
+  }
+  return part;
+}
+
+void ParallelMatmul(Parallel& parallel, const PackedMatrix& w, const float* x, size_t rows,
+                    float* y) {
+  const size_t in = S(w.cols), out = S(w.rows);
+  for (size_t first = 0; first < rows; first += kRowBlock) {
+    const size_t n = std::min(kRowBlock, rows - first);
+    // Pieces of whole groups of eight outputs, which the kernels take at once.
+    const size_t groups = (out + 7) / 8;
+    parallel.For(groups, Grain(8 * in * n), [&](size_t begin, size_t end) {
+      const auto o = static_cast<int32_t>(begin * 8);
+      const auto last = static_cast<int32_t>(std::min(out, end * 8));
+      Matmul(w, o, last, x + first * in, in, n, y + first * out, out);
+    });
+  }
+}
+
+void RopeFrequencies(float theta, int32_t width, float* inv_freq) {
+  for (int32_t j = 0; j < width / 2; ++j) {
+    // The power is rounded to f32 before the division: powf of glibc is correctly rounded in all but
+    // a few cases in 10^8, a double's power rounded once always.
+    const auto power = static_cast<float>(
+        std::pow(static_cast<double>(theta),
+                 static_cast<double>(2.0f * static_cast<float>(j) / static_cast<float>(width))));
+    inv_freq[j] = 1.0f / power;
+  }
+}
+
+void RopeAngles(float theta, int32_t width, int32_t position, float* cos, float* sin) {
+  RopeFrequencies(theta, width, cos);
+  for (int32_t j = 0; j < width / 2; ++j) {
+    const float angle = static_cast<float>(position) * cos[j];
+    cos[j] = std::cos(angle);
+    sin[j] = std::sin(angle);
+  }
+}
+
+void Stages::Angles(Frame& frame) const {
+  const ModelConfig& c = model_.Config();
+  const size_t pairs = S(c.rope / 2);
+  parallel_.For(frame.Rows(), 16, [&](size_t begin, size_t end) {
+    for (size_t r = begin; r < end; ++r) {
+      RopeAngles(c.rope_theta, c.rope, frame.rows[r].position, frame.rope_cos + r * pairs,
+                 frame.rope_sin + r * pairs);
+    }
+  });
+}
+
+void Stages::NormRows(const Frame& frame, const float* x, const std::vector<float>& weight,
+                      float* out) const {
+  const size_t n = weight.size();
+  parallel_.For(frame.Rows(), Grain(4 * n), [&](size_t begin, size_t end) {
+    for (size_t r = begin; r < end; ++r) {
+      RmsNorm(x + r * n, weight.data(), n, model_.Config().rms_eps, out + r * n);
+    }
+  });
+}
+
+void Stages::MatmulRows(const PackedMatrix& w, const float* x, size_t rows, float* out) const {
+  ParallelMatmul(parallel_, w, x, rows, out);
+}
+
+void Stages::Queries(Frame& frame, const LayerWeights& w) const {
+  const ModelConfig& c = model_.Config();
+  const size_t rows = frame.Rows(), heads = S(c.heads), lora = S(c.q_lora);
+  const size_t nope = S(c.nope), rope = S(c.rope), head = S(c.QkHead()), latent = S(c.kv_lora);
+  MatmulRows(w.q_a, frame.normed, rows, frame.q_latent);
+  parallel_.For(rows, Grain(4 * lora), [&](size_t begin, size_t end) {
+    for (size_t r = begin; r < end; ++r) {
+      float* q = frame.q_latent + r * lora;
+      RmsNorm(q, w.q_a_norm.data(), lora, c.latent_eps, q);
+    }
+  });
+  MatmulRows(w.q_b, frame.q_latent, rows, frame.q);
+  parallel_.For(rows, Grain(heads * rope), [&](size_t begin, size_t end) {
+    for (size_t r = begin; r < end; ++r) {
+      for (size_t h = 0; h < heads; ++h) {
+        float* to = frame.q_rope + (r * heads + h) * rope;
+        std::memcpy(to, frame.q + (r * heads + h) * head + nope, rope * sizeof(float));
+        Rope(to, frame.rope_cos + r * rope / 2, frame.rope_sin + r * rope / 2, rope / 2);
+      }
+    }
+  });
+  // Absorption: the query meets the latent through the K half of kv_b, head by head.
+  const int64_t per_head = c.nope + c.v_head;
+  parallel_.For(heads, Grain(rows * nope * latent), [&](size_t begin, size_t end) {
+    for (size_t h = begin; h < end; ++h) {
+      const PackedMatrix k = RowsOf(w.kv_b, static_cast<int64_t>(h) * per_head, c.nope);
+      MatmulTransposed(k, 0, c.nope, frame.q + h * head, heads * head, rows,
+                       frame.q_absorbed + h * latent, heads * latent);
+    }
+  });
+}
+
+void Stages::StoreKeys(Frame& frame, const LayerWeights& w, int32_t layer) const {
+  const ModelConfig& c = model_.Config();
+  const size_t rows = frame.Rows(), width = S(c.KvWidth()), latent = S(c.kv_lora);
+  const size_t rope = S(c.rope), dim = S(c.index_dim);
+  const KvType type = kv_.Shape().type;
+  MatmulRows(w.kv_a, frame.normed, rows, frame.kv);
+  if (w.indexer) MatmulRows(w.indexer->wk, frame.normed, rows, frame.index_k);
+  parallel_.For(rows, Grain(4 * width), [&](size_t begin, size_t end) {
+    for (size_t r = begin; r < end; ++r) {
+      const FrameRow& row = frame.rows[r];
+      const KvPages& pages = *frame.sequences[S(row.sequence)].pages;
+      const float* cos = frame.rope_cos + r * rope / 2;
+      const float* sin = frame.rope_sin + r * rope / 2;
+      float* kv = frame.kv + r * width;
+      RmsNorm(kv, w.kv_a_norm.data(), latent, c.latent_eps, kv);
+      Rope(kv + latent, cos, sin, rope / 2);
+      StoreKv(kv, width, type, kv_.LatentAt(layer, pages, row.position));
+      if (!w.indexer) continue;
+      // True LayerNorm with its own eps; rope on the first values, unlike attention.
+      constexpr float kIndexNormEps = 1e-6f;
+      float* k = frame.index_k + r * dim;
+      LayerNorm(k, w.indexer->k_norm_weight.data(), w.indexer->k_norm_bias.data(), dim,
+                kIndexNormEps, k);
+      Rope(k, cos, sin, rope / 2);
+      StoreKv(k, dim, type, kv_.IndexKeyAt(layer, pages, row.position));
+    }
+  });
+}
+
+void Stages::ScoreRow(Frame& frame, size_t r, int32_t layer) const {
+  const ModelConfig& c = model_.Config();
+  const FrameRow& row = frame.rows[r];
+  const int32_t context = row.position + 1;
+  const KvShape& shape = kv_.Shape();
+  const KvPages& pages = *frame.sequences[S(row.sequence)].pages;
+  float* scores = frame.index_scores + S(parallel_.ThreadIndex()) * 2 * S(frame.shape.context);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(c.index_dim));
+  // One page at a time: pages of a sequence lie anywhere, and a page is the longest run.
+  for (int32_t first = 0; first < context; first += shape.page_tokens) {
+    const std::byte* page = kv_.IndexKeyAt(layer, pages, first);
+    const KvView view{&page, shape.page_tokens, shape.index_width, shape.type};
+    IndexScores(view, c.index_heads, frame.index_q + r * S(c.index_heads) * S(c.index_dim),
+                frame.index_w + r * S(c.index_heads), scale, 0,
+                std::min(shape.page_tokens, context - first), scores + first);
+  }
+  const std::span<const float> all(scores, S(context));
+  const std::span<float> scratch(scores + S(frame.shape.context), S(context));
+  const int32_t chosen = SelectPositions(all, c.index_top_k, scratch,
+                                         {frame.IndexList(r), S(c.index_top_k)});
+  frame.index_sets[r] = {chosen, true};
+}
+
+void Stages::ChooseIndexSets(Frame& frame, const LayerWeights& w, int32_t layer) const {
+  const ModelConfig& c = model_.Config();
+  const size_t rows = frame.Rows(), heads = S(c.index_heads), dim = S(c.index_dim);
+  if (!model_.HasIndexer()) {
+    for (size_t r = 0; r < rows; ++r) {
+      if (!frame.rows[r].frozen_index) frame.index_sets[r] = {frame.rows[r].position + 1, false};
+    }
+    return;
+  }
+  if (!w.indexer) return;  // a shared layer reuses what the last full layer left
+  bool scored = false;
+  for (size_t r = 0; r < rows; ++r) {
+    if (frame.rows[r].frozen_index) continue;
+    frame.index_sets[r] = {frame.rows[r].position + 1, false};
+    scored |= frame.rows[r].position + 1 > c.index_top_k;
+  }
+  if (!scored) return;  // everything is selected
+  MatmulRows(w.indexer->wq_b, frame.q_latent, rows, frame.index_q);
+  MatmulRows(w.indexer->weights_proj, frame.normed, rows, frame.index_w);
+  const float head_scale = 1.0f / std::sqrt(static_cast<float>(c.index_heads));
+  const size_t pairs = S(c.rope / 2);
+  parallel_.For(rows, 1, [&](size_t begin, size_t end) {
+    for (size_t r = begin; r < end; ++r) {
+      for (size_t h = 0; h < heads; ++h) {
+        Rope(frame.index_q + (r * heads + h) * dim, frame.rope_cos + r * pairs,
+             frame.rope_sin + r * pairs, pairs);
+        frame.index_w[r * heads + h] *= head_scale;
+      }
+    }
+  });
+  At(StagePoint::kIndexQueries, frame, layer);
+  parallel_.For(rows, 1, [&](size_t begin, size_t end) {
+    for (size_t r = begin; r < end; ++r) {
+      const FrameRow& row = frame.rows[r];
+      if (!row.frozen_index && row.state == RowState::kLive && row.position + 1 > c.index_top_k) {
+        ScoreRow(frame, r, layer);
+      }
+    }
+  });
+}
+
+void Stages::Attend(Frame& frame, int32_t layer) const {
+  const ModelConfig& c = model_.Config();
+  const size_t rows = frame.Rows(), heads = S(c.heads), latent = S(c.kv_lora), rope = S(c.rope);
+  const KvShape& shape = kv_.Shape();
+  // Page pointers of every sequence in this layer: what the kernel walks.
+  std::vector<const std::byte*> pointers;
+  std::vector<size_t> first_pointer;
+  for (const FrameSequence& s : frame.sequences) {
+    first_pointer.push_back(pointers.size());
+    for (int32_t id : s.pages->ids) pointers.push_back(kv_.Latents(layer, id));
+  }
+  // Groups of eight heads of one row are the pieces: a single row still fills several threads.
+  constexpr size_t kHeadGroup = 8;
+  const size_t groups = (heads + kHeadGroup - 1) / kHeadGroup;
+  uint64_t work = 0;
+  for (size_t r = 0; r < rows; ++r) {
+    work += static_cast<uint64_t>(frame.index_sets[r].count) * kHeadGroup * 2 * (latent + rope);
+  }
+  const uint64_t each = rows == 0 ? 1 : work / rows;
+  parallel_.For(rows * groups, Grain(each), [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      const size_t r = i / groups;
+      if (frame.rows[r].state != RowState::kLive) continue;
+      const IndexSet& set = frame.index_sets[r];
+      LatentAttention a;
+      a.kv = {pointers.data() + first_pointer[S(frame.rows[r].sequence)], shape.page_tokens,
+              shape.latent_width, shape.type};
+      a.latent = c.kv_lora;
+      a.rope = c.rope;
+      a.scale = 1.0f / std::sqrt(static_cast<float>(c.QkHead()));
+      a.q_latent = frame.q_absorbed + r * heads * latent;
+      a.q_rope = frame.q_rope + r * heads * rope;
+      a.positions = set.listed ? frame.IndexList(r) : nullptr;
+      a.count = set.count;
+      a.out = frame.attended + r * heads * latent;
+      const size_t first = i % groups * kHeadGroup;
+      AttendLatents(a, static_cast<int32_t>(first),
+                    static_cast<int32_t>(std::min(heads, first + kHeadGroup)));
+    }
+  });
+}
+
+void Stages::MarkNotFinite(Frame& frame, int32_t layer) const {
+  const size_t hidden = S(model_.Config().hidden);
+  for (size_t r = 0; r < frame.Rows(); ++r) {
+    if (frame.rows[r].state == RowState::kLive && !AllFinite(frame.x + r * hidden, hidden)) {
+      MarkFailed(frame, r, RowState::kNotFinite, layer);
+    }
+  }
+}
+
+void Stages::Attention(Frame& frame, int32_t layer) const {
+  const ModelConfig& c = model_.Config();
+  const LayerWeights& w = model_.Layer(layer);
+  const size_t rows = frame.Rows(), heads = S(c.heads), latent = S(c.kv_lora), v = S(c.v_head);
+  At(StagePoint::kLayerStart, frame, layer);
+  NormRows(frame, frame.x, w.input_norm, frame.normed);
+  Queries(frame, w);
+  StoreKeys(frame, w, layer);
+  ChooseIndexSets(frame, w, layer);
+  At(StagePoint::kIndexSets, frame, layer);
+  Attend(frame, layer);
+  // Each head's values: the V half of kv_b applied to what the head gathered.
+  const int64_t per_head = c.nope + c.v_head;
+  parallel_.For(heads, Grain(rows * v * latent), [&](size_t begin, size_t end) {
+    for (size_t h = begin; h < end; ++h) {
+      const PackedMatrix part =
+          RowsOf(w.kv_b, static_cast<int64_t>(h) * per_head + c.nope, c.v_head);
+      Matmul(part, 0, c.v_head, frame.attended + h * latent, heads * latent, rows,
+             frame.values + h * v, heads * v);
+    }
+  });
+  MatmulRows(w.o, frame.values, rows, frame.attention_out);
+  At(StagePoint::kAttention, frame, layer);
+  const size_t hidden = S(c.hidden);
+  parallel_.For(rows, Grain(hidden), [&](size_t begin, size_t end) {
+    AddScaled(1.0f, frame.attention_out + begin * hidden, (end - begin) * hidden,
+              frame.x + begin * hidden);
+  });
+  MarkNotFinite(frame, layer);
+}
+
+}  // namespace colibri
