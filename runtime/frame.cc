@@ -61,7 +61,7 @@ uint64_t FrameShape::Bytes(const Model& model) const {
   const auto n = static_cast<uint64_t>(rows);
   const auto k = static_cast<uint64_t>(c.top_k);
   const uint64_t lists = model.HasIndexer() ? n * static_cast<uint64_t>(c.index_top_k) * 4 : 0;
-  const uint64_t per_row = sizeof(FrameRow) + sizeof(FrameSequence) + sizeof(IndexSet) +
+  const uint64_t per_row = sizeof(FrameRow) + sizeof(FrameSequence) + sizeof(IndexSet) + sizeof(TokenLogprob) + 4 +
                            k * (sizeof(JobRow) + 12);
   return FloatBytes(model, *this) + lists + n * per_row;
 }
@@ -85,6 +85,8 @@ Frame::Frame(const Model& model, const FrameShape& frame_shape)
   experts.resize(n * k);
   weights.resize(n * k);
   place.resize(n * k);
+  drawn.resize(n);
+  drawn_logprobs.resize(n);
   jobs.reserve(std::min(n * k, static_cast<size_t>(model.Config().experts)));
   job_rows.reserve(n * k);
 }

@@ -14,6 +14,7 @@
 #include "io/memory.h"
 #include "io/reader.h"
 #include "runtime/kv_store.h"
+#include "runtime/request.h"
 #include "runtime/weights.h"
 
 namespace colibri {
@@ -126,7 +127,9 @@ class Frame {
   float* ffn_gate = nullptr;  // [rows][widest]
   float* ffn_up = nullptr;
   float* ffn_out = nullptr;   // [rows][hidden]
-  // Head.
+  // Head: what was drawn from the rows that wanted logits (-1: logits not finite).
+  std::vector<int32_t> drawn;
+  std::vector<TokenLogprob> drawn_logprobs;
   float* logits = nullptr;  // [kHeadRows][vocab]
 
   int32_t* IndexList(size_t row) {

@@ -1,0 +1,289 @@
+#include "runtime/scheduler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "io/check.h"
+
+namespace colibri {
+
+Scheduler::Scheduler(const SchedulerOptions& options, const Tokenizer& tokenizer,
+                     std::span<const int32_t> stop_ids, KvStore& kv, RequestSource& source,
+                     Refused refused)
+    : options_(options),
+      tokenizer_(tokenizer),
+      stop_ids_(stop_ids),
+      kv_(kv),
+      source_(source),
+      refused_(std::move(refused)),
+      table_(static_cast<size_t>(options.sequences)) {
+  for (uint32_t i = Sequences(); i-- > 0;) {
+    table_[i].index = i;
+    free_.push_back(i);
+  }
+}
+
+bool Scheduler::TakeLine() {
+  if (pending_ != nullptr) return true;
+  if (!open_) return false;
+  auto line = std::make_shared<LineState>();
+  const RequestSource::Next next = source_.TryNext(&line->request, &line->error);
+  if (next == RequestSource::Next::kEnd) open_ = false;
+  if (next != RequestSource::Next::kRequest) return false;
+  ++stats_.lines_read;
+  line->open_choices = line->error ? 1 : line->request.choices;
+  pending_ = std::move(line);
+  next_choice_ = 0;
+  return true;
+}
+
+void Scheduler::Pull() {
+  while (!free_.empty() && TakeLine()) {
+    Sequence& s = table_[free_.back()];
+    free_.pop_back();
+    s.line = pending_;
+    s.choice = next_choice_++;
+    if (next_choice_ >= pending_->open_choices) pending_.reset();
+    Admit(s);
+  }
+}
+
+void Scheduler::Admit(Sequence& s) {
+  const Request& request = s.line->request;
+  s.age = next_age_++;
+  s.error.reset();
+  s.cause = StopCause::kNone;
+  s.done = false;
+  s.stored = 0;
+  s.sweeps = 0;
+  s.bytes_read = 0;
+  s.hit_sum = 0;
+  s.admitted = Clock::now();
+  s.prompt = static_cast<int32_t>(request.prompt.size());
+  s.tokens.clear();
+  s.logprobs.clear();
+  if (s.line->error) return Refuse(s, *s.line->error);
+  const int64_t room = int64_t{options_.context} - s.prompt;
+  const int64_t limit = request.max_tokens > 0 ? request.max_tokens : room;
+  if (limit < 1 || limit > room) {
+    LineError error{400, "context_length_exceeded", "", ""};
+    error.message = fmt::format(
+        "the prompt has {} tokens and max_tokens is {}: together more than the context of {}",
+        s.prompt, request.max_tokens > 0 ? std::to_string(request.max_tokens) : "at least 1",
+        options_.context);
+    // All choices of a line fail as one: the ones not yet given a sequence are not tried.
+    s.line->open_choices = 1;
+    pending_.reset();
+    return Refuse(s, error);
+  }
+  s.tokens.reserve(request.prompt.size() + static_cast<size_t>(limit));
+  s.tokens = request.prompt;
+  if (request.logprobs) s.logprobs.reserve(static_cast<size_t>(limit));
+  s.stop.emplace(tokenizer_, stop_ids_, request, static_cast<int32_t>(limit));
+  stats_.prompt_tokens += static_cast<uint64_t>(s.prompt);
+  s.owner = Sequence::kNobody;
+  runnable_.push_back(&s);
+}
+
+void Scheduler::Refuse(Sequence& s, LineError error) {
+  ++stats_.lines_refused;
+  s.error = std::move(error);
+  s.done = true;
+  s.owner = Sequence::kDeliver;
+  refused_(s);
+}
+
+int32_t Scheduler::Holders() const {
+  return static_cast<int32_t>(
+      std::count_if(table_.begin(), table_.end(),
+                    [](const Sequence& s) { return !s.pages.ids.empty(); }));
+}
+
+// A sequence without pages starts only when all it knows fits with a page to spare for everyone
+// running; else it would soon be preempted, or preempt others, for nothing.
+bool Scheduler::MayStart(const Sequence& s) const {
+  const int32_t holders = Holders();
+  return holders == 0 || kv_.FreePages() >= kv_.PagesFor(s.Known() + 1) + holders;
+}
+
+// The youngest sequence in no frame that is younger than the asking one: so the oldest is never
+// preempted, and nobody preempts in a circle.
+Sequence* Scheduler::Victim(const Sequence& asking) {
+  Sequence* youngest = nullptr;
+  for (Sequence* s : runnable_) {
+    if (s->owner != Sequence::kNobody || s->pages.ids.empty() || s->age <= asking.age) continue;
+    if (youngest == nullptr || s->age > youngest->age) youngest = s;
+  }
+  return youngest;
+}
+
+void Scheduler::Preempt(Sequence& s) {
+  kv_.Release(&s.pages);
+  s.stored = 0;
+  ++stats_.preemptions;
+}
+
+// Pages for up to `rows` more positions; returns for how many there are some (0: none).
+int32_t Scheduler::GrowPages(Sequence& s, int32_t rows) {
+  while (!kv_.Grow(&s.pages, int64_t{s.stored} + rows)) {
+    Sequence* victim = Victim(s);
+    if (victim == nullptr) {
+      const int64_t held = static_cast<int64_t>(s.pages.ids.size()) + kv_.FreePages();
+      rows = static_cast<int32_t>(
+          std::min<int64_t>(rows - 1, held * kv_.Shape().page_tokens - s.stored));
+      if (rows < 1) return 0;
+      continue;
+    }
+    Preempt(*victim);
+  }
+  return rows;
+}
+
+int32_t Scheduler::ChunkOf(const Sequence& s, int32_t room, bool first, int64_t work_left) const {
+  int32_t rows = std::min({s.Known() - s.stored, room, prefill_left_});
+  // Row i attends to stored + i + 1 positions.
+  const auto work = [&](int64_t n) { return n * s.stored + n * (n + 1) / 2; };
+  while (rows > 1 && work(rows) > work_left) rows /= 2;
+  if (rows == 1 && work(1) > work_left && !first) rows = 0;
+  return rows;
+}
+
+void Scheduler::Place(Frame& frame, Sequence& s, int32_t rows) {
+  COLIBRI_CHECK(s.owner.exchange(frame.id) == Sequence::kNobody);
+  FrameSequence place;
+  place.sequence = &s;
+  place.pages = &s.pages;
+  place.first_row = static_cast<int32_t>(frame.rows.size());
+  place.rows = rows;
+  const auto number = static_cast<int32_t>(frame.sequences.size());
+  frame.sequences.push_back(place);
+  for (int32_t i = 0; i < rows; ++i) {
+    FrameRow row;
+    row.sequence = number;
+    row.position = s.stored + i;
+    row.token = s.tokens[static_cast<size_t>(row.position)];
+    row.wants_logits = row.position + 1 == s.Known();
+    frame.rows.push_back(row);
+  }
+}
+
+void Scheduler::PlaceAll(Frame& frame, bool decode) {
+  for (Sequence* s : runnable_) {
+    const auto room = options_.rows - static_cast<int32_t>(frame.rows.size());
+    if (room <= 0) return;
+    const bool decodes = s->Known() - s->stored == 1;
+    if (s->owner != Sequence::kNobody || decodes != decode) continue;
+    if (s->pages.ids.empty() && !MayStart(*s)) continue;
+    int32_t rows = decode ? 1 : ChunkOf(*s, room, frame.rows.empty(), work_left_);
+    if (rows > 0) rows = GrowPages(*s, rows);
+    if (rows == 0) continue;  // sits this sweep out
+    if (!decode) {
+      prefill_left_ -= rows;
+      work_left_ -= int64_t{rows} * s->stored + int64_t{rows} * (rows + 1) / 2;
+      stats_.prefill_rows += static_cast<uint64_t>(rows);
+    }
+    Place(frame, *s, rows);
+  }
+}
+
+void Scheduler::PlaceRows(Frame& frame) {
+  std::sort(runnable_.begin(), runnable_.end(),
+            [](const Sequence* a, const Sequence* b) { return a->age < b->age; });
+  prefill_left_ = std::min(options_.prefill_rows, options_.rows);
+  work_left_ = options_.prefill_work;
+  PlaceAll(frame, true);
+  PlaceAll(frame, false);
+  const bool alone = static_cast<int32_t>(parked_.size()) + 1 == options_.frames;
+  if (frame.rows.empty() && !runnable_.empty() && alone) {
+    // Everybody sits out for want of pages: the oldest has the right to all of them (the plan holds
+    // one whole context), so that some sequence always goes on.
+    for (Sequence* s : runnable_) {
+      if (s != runnable_.front() && !s->pages.ids.empty()) Preempt(*s);
+    }
+    PlaceAll(frame, true);
+    PlaceAll(frame, false);
+    COLIBRI_CHECK(!frame.rows.empty());
+  }
+  std::erase_if(runnable_, [](const Sequence* s) { return s->owner != Sequence::kNobody; });
+}
+
+int32_t Scheduler::TakeParkedIfWork() {
+  if (runnable_.empty() || parked_.empty() || stopped_) return -1;
+  const int32_t frame = parked_.back();
+  parked_.pop_back();
+  return frame;
+}
+
+Scheduler::Filled Scheduler::Fill(Frame& frame) {
+  const std::lock_guard lock(mutex_);
+  frame.rows.clear();
+  frame.sequences.clear();
+  if (!stopped_) {
+    Pull();
+    PlaceRows(frame);
+  }
+  if (frame.rows.empty()) {
+    ++stats_.parks;
+    parked_.push_back(frame.id);
+    return {false, -1};
+  }
+  ++stats_.frames_filled;
+  stats_.rows += frame.rows.size();
+  return {true, TakeParkedIfWork()};
+}
+
+void Scheduler::Release(Frame& frame) {
+  const std::lock_guard lock(mutex_);
+  for (const FrameSequence& place : frame.sequences) {
+    Sequence& s = *place.sequence;
+    if (s.owner != frame.id) continue;  // finished: it belongs to the deliverer
+    s.owner = Sequence::kNobody;
+    runnable_.push_back(&s);
+  }
+}
+
+void Scheduler::Close(uint32_t sequence) {
+  const std::lock_guard lock(mutex_);
+  Sequence& s = table_[sequence];
+  COLIBRI_CHECK(s.done && s.owner.exchange(Sequence::kNobody) == Sequence::kDeliver);
+  stats_.generated_tokens += static_cast<uint64_t>(std::max(0, s.Generated()));
+  kv_.Release(&s.pages);
+  s.line.reset();
+  s.stop.reset();
+  free_.push_back(sequence);
+}
+
+Scheduler::After Scheduler::Drained(int32_t* wake, bool* poll_input) {
+  const std::lock_guard lock(mutex_);
+  COLIBRI_CHECK(static_cast<int32_t>(parked_.size()) == options_.frames);
+  if (stopped_) return After::kFinished;
+  Pull();
+  *wake = TakeParkedIfWork();
+  if (*wake >= 0) return After::kWake;
+  if (!open_ && static_cast<int32_t>(free_.size()) == options_.sequences) return After::kFinished;
+  *poll_input = open_ && !free_.empty();
+  return After::kBlock;
+}
+
+bool Scheduler::Gather() {
+  const std::lock_guard lock(mutex_);
+  if (stopped_) return true;
+  Pull();
+  return !open_ || free_.empty() || static_cast<int32_t>(runnable_.size()) >= options_.rows;
+}
+
+void Scheduler::Stop() {
+  const std::lock_guard lock(mutex_);
+  stopped_ = true;
+}
+
+SchedulerStats Scheduler::Stats() const {
+  const std::lock_guard lock(mutex_);
+  SchedulerStats stats = stats_;
+  stats.running = options_.sequences - static_cast<int32_t>(free_.size());
+  stats.input_open = open_;
+  return stats;
+}
+
+}  // namespace colibri

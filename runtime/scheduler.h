@@ -1,0 +1,131 @@
+// Fills frames with rows: which sequences take part in the next sweep, with how many tokens each.
+// Shared by the graph's `admit` and the sequential engine. Also the table of sequences, the admission
+// of lines and the parking place of frames without work.
+//
+// Order within a frame: one row of every sequence that decodes, oldest first, then prefill chunks,
+// oldest first, bounded in rows and in rows x context. Which rows share a frame never changes a
+// line's bytes; it decides only when they come.
+// Threads: all methods from any thread (one mutex). Nothing here blocks.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "runtime/frame.h"
+#include "runtime/kv_store.h"
+#include "runtime/request.h"
+#include "runtime/sequence.h"
+#include "runtime/tokenizer.h"
+
+namespace colibri {
+
+// Where lines come from. TryNext never blocks; it is called under the scheduler's lock.
+class RequestSource {
+ public:
+  enum class Next : uint8_t { kRequest, kAgain, kEnd };
+  virtual ~RequestSource() = default;
+  // kRequest: `request` holds a line; when `error` is set it cannot be run and gets an error record.
+  virtual Next TryNext(Request* request, std::optional<LineError>* error) = 0;
+  virtual int Fd() const = 0;         // to poll for more, or -1
+  virtual bool Buffered() const = 0;  // a line is there without polling
+};
+
+struct SchedulerOptions {
+  int32_t sequences = 1;
+  int32_t rows = 1;               // of a frame
+  int32_t prefill_rows = 1;       // of those, at most so many of prefill
+  int64_t prefill_work = 1 << 24;  // and at most so many rows x context
+  int32_t frames = 1;
+  int32_t context = 4096;         // prompt + max_tokens
+};
+
+// Totals, for progress and the summary.
+struct SchedulerStats {
+  uint64_t lines_read = 0, lines_refused = 0;
+  uint64_t prompt_tokens = 0, generated_tokens = 0;
+  uint64_t frames_filled = 0, rows = 0, prefill_rows = 0, preemptions = 0;
+  uint64_t parks = 0;
+  int32_t running = 0;  // sequences with a line
+  bool input_open = true;
+};
+
+class Scheduler {
+ public:
+  // A line that cannot be run, with its error in `sequence.error`: the receiver writes its record
+  // and calls Close later, from another thread. Called under the lock.
+  using Refused = std::function<void(Sequence& sequence)>;
+
+  // `stop_ids` as in StopMatcher. All references outlive the scheduler.
+  Scheduler(const SchedulerOptions& options, const Tokenizer& tokenizer,
+            std::span<const int32_t> stop_ids, KvStore& kv, RequestSource& source, Refused refused);
+
+  struct Filled {
+    bool filled = false;
+    int32_t wake = -1;  // a parked frame for which there is work too
+  };
+  // Fills the frame's rows and sequences, or parks it. After a park the caller no longer owns it: it
+  // may be woken and filled before this returns.
+  Filled Fill(Frame& frame);
+  // The frame's sequences may take part in the next frame; finished ones give their pages back.
+  void Release(Frame& frame);
+  // The output thread has the sequence's last record: the object may take another line.
+  void Close(uint32_t sequence);
+
+  enum class After : uint8_t { kWake, kBlock, kFinished };
+  // All frames are parked (checked). kWake: put frame *wake. kBlock: wait for Close, a signal and, if
+  // *poll_input, for input; then call again.
+  After Drained(int32_t* wake, bool* poll_input);
+  // Takes in what the source has now; true if a frame's worth of sequences is waiting or nothing
+  // more can be taken.
+  bool Gather();
+  // No further sweep is started; what runs is finished.
+  void Stop();
+
+  Sequence& At(uint32_t sequence) { return table_[sequence]; }
+  uint32_t Sequences() const { return static_cast<uint32_t>(options_.sequences); }
+  RequestSource& Source() { return source_; }
+  SchedulerStats Stats() const;
+
+ private:
+  void Pull();
+  bool TakeLine();
+  void Admit(Sequence& s);
+  void Refuse(Sequence& s, LineError error);
+  void PlaceRows(Frame& frame);
+  void PlaceAll(Frame& frame, bool decode);
+  int32_t ChunkOf(const Sequence& s, int32_t room, bool first, int64_t work_left) const;
+  bool MayStart(const Sequence& s) const;
+  int32_t GrowPages(Sequence& s, int32_t rows);
+  Sequence* Victim(const Sequence& asking);
+  void Preempt(Sequence& s);
+  void Place(Frame& frame, Sequence& s, int32_t rows);
+  int32_t TakeParkedIfWork();
+  int32_t Holders() const;
+
+  const SchedulerOptions options_;
+  const Tokenizer& tokenizer_;
+  const std::span<const int32_t> stop_ids_;
+  KvStore& kv_;
+  RequestSource& source_;
+  const Refused refused_;
+
+  mutable std::mutex mutex_;
+  std::vector<Sequence> table_;
+  std::vector<uint32_t> free_;
+  std::vector<Sequence*> runnable_;
+  std::vector<int32_t> parked_;
+  std::shared_ptr<LineState> pending_;  // a line whose choices have not all been given a sequence
+  int32_t next_choice_ = 0;
+  uint64_t next_age_ = 0;
+  int32_t prefill_left_ = 0;
+  int64_t work_left_ = 0;
+  bool open_ = true, stopped_ = false;
+  SchedulerStats stats_;
+};
+
+}  // namespace colibri

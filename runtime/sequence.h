@@ -1,0 +1,60 @@
+// A choice being generated: its tokens, its stored positions, when it ends. One of a fixed table of
+// objects, reused line after line.
+// Ownership passes from hand to hand: the scheduler (runnable), one frame, the deliverer (done), the
+// output thread, the scheduler again. Whoever holds it may write; `owner` lets debug builds check.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "runtime/kv_store.h"
+#include "runtime/request.h"
+#include "runtime/stop.h"
+
+namespace colibri {
+
+using Clock = std::chrono::steady_clock;
+
+// What the choices of one line share. `finished` belongs to the deliverer alone.
+struct LineState {
+  Request request;
+  std::vector<Choice> finished;
+  std::optional<LineError> error;  // of the first choice that failed
+  int32_t open_choices = 0;
+};
+
+struct Sequence {
+  static constexpr int32_t kNobody = -1, kDeliver = -2;
+
+  uint32_t index = 0;  // in the scheduler's table
+  std::shared_ptr<LineState> line;
+  int32_t choice = 0;
+  // Prompt, then accepted tokens; reserved to its longest at admission and never reallocated, so
+  // that the deliverer may read the tokens it was told of while new ones are appended.
+  std::vector<int32_t> tokens;
+  std::vector<TokenLogprob> logprobs;  // of accepted tokens, reserved likewise
+  int32_t prompt = 0;                  // of tokens, those of the prompt
+  int32_t stored = 0;                  // positions whose latents are stored
+  KvPages pages;
+  std::optional<StopMatcher> stop;
+  uint64_t age = 0;                    // order of admission
+  StopCause cause = StopCause::kNone;
+  std::optional<LineError> error;
+  bool done = false;
+  std::atomic<int32_t> owner{kNobody};  // a frame's id, kNobody or kDeliver
+
+  // Figures for the record.
+  Clock::time_point admitted, first_token;
+  uint64_t bytes_read = 0;
+  double hit_sum = 0;
+  int32_t sweeps = 0;
+
+  int32_t Known() const { return static_cast<int32_t>(tokens.size()); }
+  int32_t Generated() const { return Known() - prompt; }
+};
+
+}  // namespace colibri

@@ -1,0 +1,79 @@
+#include "runtime/verify.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "io/check.h"
+
+namespace colibri {
+namespace {
+
+LineError ErrorOf(const FrameRow& row, const FrameSequence& place,
+                  const std::function<std::string(uint32_t)>& path_of) {
+  if (row.state == RowState::kReadFailed) {
+    return {500, "read_error",
+            fmt::format("an expert of layer {} could not be read: {}, offset {}: {}",
+                        row.failed_layer, path_of(place.error.file), place.error.offset,
+                        std::strerror(place.error.error)),
+            ""};
+  }
+  return {500, "not_finite",
+          fmt::format("the activations of position {} are not finite in layer {}", row.position,
+                      row.failed_layer),
+          ""};
+}
+
+}  // namespace
+
+void TokenDrawer::Row(Frame& frame, size_t row, std::span<float> logits) {
+  const Sequence& s = *frame.sequences[static_cast<size_t>(frame.rows[row].sequence)].sequence;
+  const Request& request = s.line->request;
+  // The position within the completion of the token this row gives.
+  const int64_t position = int64_t{frame.rows[row].position} + 1 - s.prompt;
+  SampleScratch& scratch = scratch_[static_cast<size_t>(parallel_.ThreadIndex())];
+  const int32_t id =
+      Sample(logits, request.sampling, request.custom_id, s.choice, position, mask_, &scratch);
+  frame.drawn[row] = id;
+  if (id >= 0 && request.logprobs) {
+    frame.drawn_logprobs[row] = LogprobOf(logits, id, request.top_logprobs, mask_);
+  }
+}
+
+void AcceptTokens(Frame& frame, const FrameFigures& figures,
+                  const std::function<std::string(uint32_t)>& path_of,
+                  const std::function<void(const Notice&)>& notify) {
+  for (FrameSequence& place : frame.sequences) {
+    Sequence& s = *place.sequence;
+    COLIBRI_DCHECK(s.owner == frame.id);
+    const auto last = static_cast<size_t>(place.first_row + place.rows - 1);
+    const FrameRow& row = frame.rows[last];
+    s.bytes_read += figures.bytes_read * static_cast<uint64_t>(place.rows) / frame.Rows();
+    s.hit_sum += figures.hit_rate;
+    ++s.sweeps;
+    if (row.state != RowState::kLive) {
+      s.error = ErrorOf(row, place, path_of);
+    } else {
+      s.stored = row.position + 1;
+      if (!row.wants_logits) continue;  // prefill goes on
+      if (frame.drawn[last] < 0) {
+        s.error = LineError{500, "not_finite",
+                            fmt::format("the logits of position {} are not finite", row.position),
+                            ""};
+      }
+    }
+    if (!s.error) {
+      if (s.Generated() == 0) s.first_token = Clock::now();
+      s.tokens.push_back(frame.drawn[last]);
+      if (s.line->request.logprobs) s.logprobs.push_back(std::move(frame.drawn_logprobs[last]));
+      s.cause = s.stop->Push(frame.drawn[last]);
+    }
+    s.done = s.error.has_value() || s.cause != StopCause::kNone;
+    const Notice notice{s.index, static_cast<uint32_t>(s.Generated()), s.done ? 1u : 0u};
+    // From here a finished sequence belongs to the deliverer: touch nothing of it.
+    if (s.done) s.owner = Sequence::kDeliver;
+    notify(notice);
+  }
+}
+
+}  // namespace colibri
