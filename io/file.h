@@ -13,7 +13,7 @@ namespace colibri {
 
 class FileTable {
  public:
-  FileTable() = default;
+  FileTable();
   ~FileTable();
   FileTable(FileTable&&) noexcept;
   FileTable& operator=(FileTable&&) noexcept;

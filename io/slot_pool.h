@@ -25,6 +25,7 @@ class SlotPool {
 
   uint32_t Classes() const;
   uint32_t Count(uint16_t slot_class) const;
+  uint64_t SlotBytes(uint16_t slot_class) const;  // of one slot, rounded up
   // Slot numbers run from 0 within a class.
   std::byte* Data(uint16_t slot_class, uint32_t slot) const;
   uint64_t TotalBytes() const;
