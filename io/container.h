@@ -29,10 +29,10 @@ class Container {
  public:
   // Reads every *.safetensors of the directories (the first is the model's; further ones extend the
   // search path, the first file of a base name wins), sorted by name. Throws ModelError that names
-  // the file and what is wrong: no such directory, not a directory, no shard in it (and what a model
-  // directory contains), a header that is no header (empty file, text, Git-LFS pointer, too long),
-  // JSON errors, offsets reversed or past the end ("truncated: has N bytes, header says M"), shape
-  // and dtype that do not give the byte count, overlong names, contradictory format stamps.
+  // the file and what is wrong: no such directory, not a directory, no shard in it (and what a
+  // model directory contains), a header that is no header (empty file, text, Git-LFS pointer, too
+  // long), JSON errors, offsets reversed or past the end ("truncated: has N bytes, header says M"),
+  // shape and dtype that do not give the byte count, overlong names, contradictory format stamps.
   explicit Container(const std::vector<std::string>& directories);
 
   // nullptr when absent. On a duplicate name the first shard in sorted order wins.
@@ -48,6 +48,7 @@ class Container {
 
  private:
   void ReadHeader(uint32_t file);
+  void AddStamps(const std::string& text, const std::string& path);
 
   std::vector<std::string> directories_;
   FileTable files_;

@@ -31,28 +31,28 @@ struct IndexerWeights {
 };
 
 struct LayerWeights {
-  std::vector<float> input_norm, post_norm;     // [hidden]
-  std::vector<float> q_a_norm, kv_a_norm;       // [q_lora], [kv_lora]
-  PackedMatrix q_a, q_b, kv_a, kv_b, o;         // model spec 2.1
-  std::optional<IndexerWeights> indexer;        // full layers of a container that has indexers
-  FfnWeights ffn;                               // dense FFN, or the shared expert(s)
-  PackedMatrix router;                          // [experts x hidden]; sparse layers
-  std::vector<float> router_bias;               // [experts]; sparse layers
+  std::vector<float> input_norm, post_norm;  // [hidden]
+  std::vector<float> q_a_norm, kv_a_norm;    // [q_lora], [kv_lora]
+  PackedMatrix q_a, q_b, kv_a, kv_b, o;      // model spec 2.1
+  std::optional<IndexerWeights> indexer;     // full layers of a container that has indexers
+  FfnWeights ffn;                            // dense FFN, or the shared expert(s)
+  PackedMatrix router;                       // [experts x hidden]; sparse layers
+  std::vector<float> router_bias;            // [experts]; sparse layers
 };
 
 struct MtpWeights {
   std::vector<float> enorm, hnorm, head_norm;  // [hidden]
-  PackedMatrix eh_proj;                        // [hidden x 2 hidden]; columns 0..hidden-1: embedding
+  PackedMatrix eh_proj;  // [hidden x 2 hidden]; columns 0..hidden-1: embedding
 };
 
 // One routed expert. The matrices' pointers are offsets from the slot's start, held as such.
 struct ExpertLayout {
   std::vector<Extent> extents;  // merged where adjacent, aligned to kIoAlign
   uint16_t slot_class = 0;
-  uint64_t slot_bytes = 0;      // what the extents fill
-  uint64_t useful_bytes = 0;    // without rounding
+  uint64_t slot_bytes = 0;    // what the extents fill
+  uint64_t useful_bytes = 0;  // without rounding
   struct Matrix {
-    PackedMatrix shape;         // data and scales unset
+    PackedMatrix shape;  // data and scales unset
     uint64_t data_at = 0, scales_at = 0;
   };
   Matrix gate, up, down;
@@ -61,8 +61,8 @@ struct ExpertLayout {
 class Model {
  public:
   // Headers and config only. Directories as in Container. Throws ModelError: with every missing
-  // tensor, grouped ("layers 40-77: mlp.experts.*: 9,728 tensors missing; is a shard missing?"), with
-  // formats that are recognised but not supported by name (int2-row, int3-g64, e8-iq3-lattice,
+  // tensor, grouped ("layers 40-77: mlp.experts.*: 9,728 tensors missing; is a shard missing?"),
+  // with formats that are recognised but not supported by name (int2-row, int3-g64, e8-iq3-lattice,
   // fp8-e4m3-b128), with sizes that fit nothing.
   explicit Model(const std::vector<std::string>& directories);
   ~Model();
@@ -119,6 +119,7 @@ class Model {
  private:
   struct Resolver;
   struct Arena;
+  struct Dense;
   Container container_;
   ModelConfig config_;
   std::vector<LayerWeights> layers_;

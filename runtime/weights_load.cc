@@ -1,0 +1,265 @@
+// Reads the dense weights into memory, and answers what a loaded model is asked.
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "io/check.h"
+#include "io/error.h"
+#include "runtime/tensor_format.h"
+#include "runtime/weights.h"
+#include "runtime/weights_arena.h"
+
+#ifndef MADV_POPULATE_WRITE  // glibc 2.36 knows it, older kernels than 5.14 do not
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace colibri {
+namespace {
+
+constexpr uint64_t kTensorAlign = 64;  // a cache line and an AVX-512 register
+constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kHugeBytes = 2 << 20;
+// What one tensor costs in the container's index: node, name, shape and allocator overhead.
+constexpr uint64_t kIndexBytesPerTensor = 256;
+
+constexpr uint64_t RoundUp(uint64_t n, uint64_t align) { return (n + align - 1) / align * align; }
+
+float HalfToFloat(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
+  const uint32_t exponent = half >> 10 & 0x1f;
+  const uint32_t mantissa = half & 0x3ff;
+  if (exponent == 0) {  // zero and subnormals: multiples of 2^-24
+    const float value = static_cast<float>(mantissa) * 0x1p-24F;
+    return sign != 0 ? -value : value;
+  }
+  const uint32_t bits =
+      sign | (exponent == 31 ? 0x7f800000U : (exponent + 112) << 23) | mantissa << 13;
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+float LoadValue(const std::byte* at, WeightFormat format) {
+  if (format == WeightFormat::kF32) {
+    float value = 0;
+    std::memcpy(&value, at, sizeof(value));
+    return value;
+  }
+  uint16_t half = 0;
+  std::memcpy(&half, at, sizeof(half));
+  if (format == WeightFormat::kF16) return HalfToFloat(half);
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+bool FiniteFloats(const std::byte* bytes, uint64_t size) {
+  bool finite = true;
+  for (uint64_t i = 0; i < size; i += 4) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, bytes + i, sizeof(bits));
+    finite &= (bits & 0x7f800000U) != 0x7f800000U;
+  }
+  return finite;
+}
+
+std::string FullName(int32_t layer, const std::string& name) {
+  return layer < 0 ? name : LayerPrefix(layer) + name;
+}
+
+struct Measure {
+  uint64_t arena = 0, vectors = 0;
+  void Matrix(int32_t, const std::string&, int64_t, int64_t, const PackedMatrix& m) {
+    arena += RoundUp(DataBytes(m), kTensorAlign) + RoundUp(ScaleBytes(m), kTensorAlign);
+  }
+  void Vector(int32_t, const std::string&, int64_t size, const std::vector<float>&) {
+    vectors += static_cast<uint64_t>(size) * sizeof(float);
+  }
+};
+
+// One tensor on its way into the arena.
+struct PendingRead {
+  uint32_t file;
+  uint64_t offset;
+  std::span<std::byte> into;
+};
+
+// Places the matrices in the arena and collects their reads; reads the vectors at once.
+struct Loader {
+  const Container& container;
+  std::byte* next;
+  std::vector<PendingRead> reads;
+
+  std::byte* Place(const TensorEntry& entry) {
+    reads.push_back({entry.file, entry.offset, {next, entry.bytes}});
+    return std::exchange(next, next + RoundUp(entry.bytes, kTensorAlign));
+  }
+
+  void Matrix(int32_t layer, const std::string& name, int64_t, int64_t, PackedMatrix& m) {
+    const std::string full = FullName(layer, name);
+    const TensorEntry& data = *container.Find(full);
+    COLIBRI_CHECK(data.bytes == DataBytes(m));
+    m.data = Place(data);
+    if (!HasScales(m.format)) return;
+    const TensorEntry& scales = *container.Find(full + ".qs");
+    COLIBRI_CHECK(scales.bytes == ScaleBytes(m));
+    m.scales = Place(scales);
+  }
+
+  void Vector(int32_t layer, const std::string& name, int64_t size, std::vector<float>& v) {
+    const std::string full = FullName(layer, name);
+    const TensorEntry& entry = *container.Find(full);
+    std::vector<std::byte> bytes(entry.bytes);
+    container.Files().ReadExact(entry.file, entry.offset, bytes);
+    const WeightFormat format = *PlainFormat(entry.dtype);
+    v.resize(static_cast<size_t>(size));
+    for (size_t i = 0; i < v.size(); ++i) {
+      v[i] = LoadValue(bytes.data() + RowBytes(format, static_cast<int64_t>(i)), format);
+    }
+    if (!FiniteFloats(reinterpret_cast<const std::byte*>(v.data()), v.size() * sizeof(float))) {
+      throw ModelError(fmt::format("{}: {} has values that are not finite",
+                                   container.Files().Path(entry.file), full));
+    }
+  }
+};
+
+// A damaged download shows in the scales, and is cheaper found here than in fluent nonsense later.
+struct CheckScales {
+  const Container& container;
+  void Matrix(int32_t layer, const std::string& name, int64_t, int64_t, const PackedMatrix& m) {
+    if (!HasScales(m.format) || FiniteFloats(m.scales, ScaleBytes(m))) return;
+    const std::string full = FullName(layer, name) + ".qs";
+    throw ModelError(fmt::format("{}: {} has scales that are not finite",
+                                 container.Files().Path(container.Find(full)->file), full));
+  }
+  void Vector(int32_t, const std::string&, int64_t, const std::vector<float>&) {}
+};
+
+// Formats by how many matrices have them.
+class FormatCounts {
+ public:
+  void Add(const PackedMatrix& m) { ++counts_[FormatName(m)]; }
+  void Add(const FfnWeights& w) {
+    Add(w.gate);
+    Add(w.up);
+    Add(w.down);
+  }
+  // "int4-g64", or "int4-g64/int8-row" with the most frequent first.
+  std::string Text() const {
+    std::vector<std::pair<uint64_t, std::string>> order;
+    for (const auto& [name, count] : counts_) order.emplace_back(~count, name);
+    std::sort(order.begin(), order.end());
+    std::string text;
+    for (const auto& [count, name] : order) text += (text.empty() ? "" : "/") + name;
+    return text;
+  }
+
+ private:
+  std::map<std::string, uint64_t> counts_;
+};
+
+}  // namespace
+
+Model::Arena::Arena(uint64_t bytes) : mapping_bytes(bytes + kHugeBytes) {
+  mapping =
+      ::mmap(nullptr, mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) {
+    throw IoError(fmt::format("no {} bytes of memory for the dense weights: {}", bytes,
+                              std::strerror(errno)));
+  }
+  const auto address = reinterpret_cast<uintptr_t>(mapping);
+  base = static_cast<std::byte*>(mapping) + (RoundUp(address, kHugeBytes) - address);
+  // Advice alone: without huge pages everything works, more slowly.
+  (void)::madvise(base, bytes, MADV_HUGEPAGE);
+  if (::madvise(base, bytes, MADV_POPULATE_WRITE) == 0) return;
+  for (uint64_t i = 0; i < bytes; i += kPageBytes) {
+    static_cast<volatile std::byte*>(base)[i] = std::byte{0};
+  }
+}
+
+Model::Arena::~Arena() { ::munmap(mapping, mapping_bytes); }
+
+uint64_t Model::Dense::ArenaBytes(Model& m) {
+  Measure measure;
+  Visit(m, measure);
+  return RoundUp(measure.arena, kPageBytes);
+}
+
+uint64_t Model::Dense::TotalBytes(Model& m) {
+  Measure measure;
+  Visit(m, measure);
+  uint64_t tables = m.container_.TensorCount() * kIndexBytesPerTensor +
+                    m.layers_.capacity() * sizeof(LayerWeights) +
+                    m.experts_.capacity() * (sizeof(ExpertLayout) + sizeof(int32_t));
+  for (const ExpertLayout& expert : m.experts_) tables += expert.extents.size() * sizeof(Extent);
+  return RoundUp(measure.arena, kPageBytes) + measure.vectors + tables;
+}
+
+Model::~Model() = default;
+Model::Model(Model&&) noexcept = default;
+
+void Model::DropIndexer() {
+  COLIBRI_CHECK(arena_ == nullptr);
+  for (LayerWeights& layer : layers_) layer.indexer.reset();
+  has_indexer_ = false;
+  dense_bytes_ = Dense::TotalBytes(*this);
+}
+
+void Model::LoadDense() {
+  COLIBRI_CHECK(arena_ == nullptr);
+  auto arena = std::make_unique<Arena>(Dense::ArenaBytes(*this));
+  Loader loader{container_, arena->base, {}};
+  Dense::Visit(*this, loader);
+  // In file order the drive reads ahead.
+  std::sort(loader.reads.begin(), loader.reads.end(),
+            [](const PendingRead& a, const PendingRead& b) {
+              return std::pair(a.file, a.offset) < std::pair(b.file, b.offset);
+            });
+  for (const PendingRead& read : loader.reads) {
+    container_.Files().ReadExact(read.file, read.offset, read.into);
+  }
+  Dense::Visit(*this, CheckScales{container_});
+  arena_ = std::move(arena);
+}
+
+FfnWeights Model::ExpertView(uint32_t item, const std::byte* slot) const {
+  const ExpertLayout& expert = experts_[item];
+  const auto view = [slot](const ExpertLayout::Matrix& matrix) {
+    PackedMatrix m = matrix.shape;
+    m.data = slot + matrix.data_at;
+    if (HasScales(m.format)) m.scales = slot + matrix.scales_at;
+    return m;
+  };
+  return {view(expert.gate), view(expert.up), view(expert.down)};
+}
+
+std::string Model::FormatSummary() const {
+  FormatCounts experts, mtp, attention, head;
+  for (size_t i = 0; i < experts_.size(); ++i) {
+    FormatCounts& counts = expert_layer_[i] < config_.layers ? experts : mtp;
+    for (const auto* m : {&experts_[i].gate, &experts_[i].up, &experts_[i].down}) {
+      counts.Add(m->shape);
+    }
+  }
+  for (size_t i = 0; i < static_cast<size_t>(config_.layers); ++i) {
+    for (const PackedMatrix* m :
+         {&layers_[i].q_a, &layers_[i].q_b, &layers_[i].kv_a, &layers_[i].kv_b, &layers_[i].o}) {
+      attention.Add(*m);
+    }
+  }
+  head.Add(head_);
+  std::string text;
+  if (!experts.Text().empty()) text += experts.Text() + " experts, ";
+  text += attention.Text() + " attention, " + head.Text() + " head";
+  if (!mtp.Text().empty()) text += ", " + mtp.Text() + " MTP experts";
+  return text;
+}
+
+}  // namespace colibri
