@@ -150,15 +150,16 @@ class FixtureRun final : public StageHook, public LogitsSink {
     if (!model_.HasMtp()) return;
     for (int32_t i = 0; i < rows; ++i) {
       const int32_t next = first + i + 1;
-      frame.rows[S(i)].token = next < static_cast<int32_t>(ids_.size()) ? ids_[S(next)]
-                                                                        : best_[S(i)];
+      frame.rows[S(i)].token =
+          next < static_cast<int32_t>(ids_.size()) ? ids_[S(next)] : best_[S(i)];
     }
     logits_name_ = "mtp.logits";
     engine.RunMtp(frame, *this);
     Append("mtp.hidden", frame.final, S(rows) * hidden);
   }
 
-  // Chained drafts from the last MTP row, once with its index set shared, once with each step's own.
+  // Chained drafts from the last MTP row, once with its index set shared, once with each step's
+  // own.
   void RunDrafts(ReferenceEngine& engine, Frame& frame) {
     drafting_ = true;
     const ModelConfig& c = model_.Config();
@@ -276,8 +277,11 @@ int RunVerify(const VerifyOptions& options) {
     for (const TensorDifference& d : rows) {
       passed = passed && d.passed;
       if (options.json) {
-        report.push_back({{"folder", directory}, {"tensor", d.name}, {"largest", d.largest},
-                          {"tolerance", d.tolerance}, {"passed", d.passed}});
+        report.push_back({{"folder", directory},
+                          {"tensor", d.name},
+                          {"largest", d.largest},
+                          {"tolerance", d.tolerance},
+                          {"passed", d.passed}});
       } else {
         fmt::print("  {:<36} {:>10.3g} {:>9} {}\n", d.name, d.largest,
                    d.tolerance == 0 ? "equal" : fmt::format("{:.1e}", d.tolerance),

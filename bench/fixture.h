@@ -17,7 +17,7 @@ struct FixtureOptions {
   int32_t page_tokens = kDefaultPageTokens;
   // Rows a frame, first to last; the last number repeats. Empty: the whole prompt at once.
   std::vector<int32_t> chunks;
-  bool dense = false;          // the fixture's dense.* tensors, by leaving the indexers out
+  bool dense = false;           // the fixture's dense.* tensors, by leaving the indexers out
   bool dense_by_top_k = false;  // the same by an index_top_k beyond the prompt
   // Test seams: make a mistake in the opened model, in its dense weights once loaded, or in frames.
   std::function<void(Model&)> change_model;
@@ -33,8 +33,8 @@ struct FixtureValues {
 
 struct TensorDifference {
   std::string name;
-  double largest = 0;     // |difference|, or the count of unequal integers
-  double tolerance = 0;   // 0 for integers: equality
+  double largest = 0;    // |difference|, or the count of unequal integers
+  double tolerance = 0;  // 0 for integers: equality
   bool passed = false;
 };
 

@@ -30,8 +30,8 @@ struct ReadyExpert {
 
 // TBB copies messages and default-constructs them in its queues.
 template <class T>
-inline constexpr bool kSmallMessage = std::is_trivially_copyable_v<T> &&
-                                      std::is_default_constructible_v<T> && sizeof(T) <= 16;
+inline constexpr bool kSmallMessage =
+    std::is_trivially_copyable_v<T>&& std::is_default_constructible_v<T> && sizeof(T) <= 16;
 static_assert(kSmallMessage<FrameRef> && kSmallMessage<LayerRef> && kSmallMessage<ExpertJob> &&
               kSmallMessage<ReadyExpert>);
 

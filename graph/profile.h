@@ -15,8 +15,20 @@
 namespace colibri {
 
 enum class NodeId : uint8_t {
-  kAdmit, kEmbed, kLayerReady, kAttention, kRoute, kFetch, kExpertFfn, kSharedFfn, kLookahead,
-  kCombine, kHead, kVerify, kDeliver, kCount
+  kAdmit,
+  kEmbed,
+  kLayerReady,
+  kAttention,
+  kRoute,
+  kFetch,
+  kExpertFfn,
+  kSharedFfn,
+  kLookahead,
+  kCombine,
+  kHead,
+  kVerify,
+  kDeliver,
+  kCount
 };
 const char* NodeName(NodeId node);
 

@@ -49,8 +49,7 @@ uint64_t Rounded(uint64_t floats) { return (floats * 4 + kAlign - 1) / kAlign * 
 
 uint64_t FloatBytes(const Model& model, const FrameShape& shape) {
   uint64_t bytes = 0;
-  ForEachBuffer(model, shape, nullptr,
-                [&](float**, uint64_t floats) { bytes += Rounded(floats); });
+  ForEachBuffer(model, shape, nullptr, [&](float**, uint64_t floats) { bytes += Rounded(floats); });
   return bytes;
 }
 
@@ -61,8 +60,8 @@ uint64_t FrameShape::Bytes(const Model& model) const {
   const auto n = static_cast<uint64_t>(rows);
   const auto k = static_cast<uint64_t>(c.top_k);
   const uint64_t lists = model.HasIndexer() ? n * static_cast<uint64_t>(c.index_top_k) * 4 : 0;
-  const uint64_t per_row = sizeof(FrameRow) + sizeof(FrameSequence) + sizeof(IndexSet) + sizeof(TokenLogprob) + 4 +
-                           k * (sizeof(JobRow) + 12);
+  const uint64_t per_row = sizeof(FrameRow) + sizeof(FrameSequence) + sizeof(IndexSet) +
+                           sizeof(TokenLogprob) + 4 + k * (sizeof(JobRow) + 12);
   return FloatBytes(model, *this) + lists + n * per_row;
 }
 

@@ -44,7 +44,8 @@ struct FrameSequence {
   ReadResult error;    // the read that failed, when a row is kReadFailed
 };
 
-// One distinct expert of a layer's union with the rows routed to it: job_rows [first, first + count).
+// One distinct expert of a layer's union with the rows routed to it: job_rows [first, first +
+// count).
 struct FrameJob {
   int32_t expert = 0;
   uint32_t item = 0;
@@ -95,38 +96,38 @@ class Frame {
   float* normed = nullptr;
   float* final = nullptr;  // after the final norm (or the MTP layer's head norm)
   // Attention. Heads are the outer index within a row.
-  float* rope_cos = nullptr;    // [rows][rope / 2]
+  float* rope_cos = nullptr;  // [rows][rope / 2]
   float* rope_sin = nullptr;
-  float* q_latent = nullptr;    // [rows][q_lora], normalised
-  float* q = nullptr;           // [rows][heads][nope + rope]
-  float* q_absorbed = nullptr;  // [rows][heads][kv_lora]
-  float* q_rope = nullptr;      // [rows][heads][rope]
-  float* kv = nullptr;          // [rows][kv_lora + rope]
-  float* attended = nullptr;    // [rows][heads][kv_lora]
-  float* values = nullptr;      // [rows][heads][v_head]
+  float* q_latent = nullptr;       // [rows][q_lora], normalised
+  float* q = nullptr;              // [rows][heads][nope + rope]
+  float* q_absorbed = nullptr;     // [rows][heads][kv_lora]
+  float* q_rope = nullptr;         // [rows][heads][rope]
+  float* kv = nullptr;             // [rows][kv_lora + rope]
+  float* attended = nullptr;       // [rows][heads][kv_lora]
+  float* values = nullptr;         // [rows][heads][v_head]
   float* attention_out = nullptr;  // [rows][hidden]
   // Indexer.
-  float* index_q = nullptr;     // [rows][index_heads][index_dim]
-  float* index_k = nullptr;     // [rows][index_dim]
-  float* index_w = nullptr;     // [rows][index_heads]
-  float* index_scores = nullptr;  // [threads][2][context]
-  std::vector<IndexSet> index_sets;    // [rows]
-  std::vector<int32_t> index_lists;    // [rows][index_top_k]
+  float* index_q = nullptr;          // [rows][index_heads][index_dim]
+  float* index_k = nullptr;          // [rows][index_dim]
+  float* index_w = nullptr;          // [rows][index_heads]
+  float* index_scores = nullptr;     // [threads][2][context]
+  std::vector<IndexSet> index_sets;  // [rows]
+  std::vector<int32_t> index_lists;  // [rows][index_top_k]
   // Router and experts.
-  float* router_logits = nullptr;  // [rows][experts]
+  float* router_logits = nullptr;   // [rows][experts]
   float* router_scratch = nullptr;  // [threads][experts]
-  std::vector<int32_t> experts;    // [rows][top_k]
-  std::vector<float> weights;      // [rows][top_k]
+  std::vector<int32_t> experts;     // [rows][top_k]
+  std::vector<float> weights;       // [rows][top_k]
   std::vector<FrameJob> jobs;
   std::vector<JobRow> job_rows;
-  std::vector<int32_t> place;      // [rows][top_k]: index in job_rows, -1 for a failed row
-  float* expert_gate = nullptr;    // [rows * top_k][moe_intermediate], in job_rows order
+  std::vector<int32_t> place;    // [rows][top_k]: index in job_rows, -1 for a failed row
+  float* expert_gate = nullptr;  // [rows * top_k][moe_intermediate], in job_rows order
   float* expert_up = nullptr;
-  float* expert_out = nullptr;     // [rows * max(top_k, 2)][hidden], in job_rows order
+  float* expert_out = nullptr;  // [rows * max(top_k, 2)][hidden], in job_rows order
   // Dense or shared FFN.
   float* ffn_gate = nullptr;  // [rows][widest]
   float* ffn_up = nullptr;
-  float* ffn_out = nullptr;   // [rows][hidden]
+  float* ffn_out = nullptr;  // [rows][hidden]
   // Head: what was drawn from the rows that wanted logits (-1: logits not finite).
   std::vector<int32_t> drawn;
   std::vector<TokenLogprob> drawn_logprobs;

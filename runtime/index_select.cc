@@ -29,8 +29,8 @@ int32_t SelectPositions(std::span<const float> scores, int32_t keep, std::span<f
   const float threshold = *nth;
   // Everything above the threshold is in; of those equal to it the lowest positions fill the rest.
   auto ties = static_cast<size_t>(
-      k - static_cast<size_t>(std::count_if(
-              scratch.begin(), nth, [&](float score) { return score > threshold; })));
+      k - static_cast<size_t>(
+              std::count_if(scratch.begin(), nth, [&](float score) { return score > threshold; })));
   int32_t count = 0;
   for (size_t i = 0; i < n; ++i) {
     const float score = Ordered(scores[i]);

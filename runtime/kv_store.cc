@@ -61,8 +61,8 @@ void KvStore::Release(KvPages* pages) {
 }
 
 std::byte* KvStore::Latents(int32_t layer, int32_t page) const {
-  const auto at = static_cast<uint64_t>(layer) * static_cast<uint64_t>(pages_) +
-                  static_cast<uint64_t>(page);
+  const auto at =
+      static_cast<uint64_t>(layer) * static_cast<uint64_t>(pages_) + static_cast<uint64_t>(page);
   return latents_.data() + at * shape_.LatentPageBytes();
 }
 

@@ -1,8 +1,8 @@
-// The stored keys and values of all sequences: for each layer latents with rope keys (one arena) and,
-// for layers with an indexer of their own, index keys (another), cut into pages of `page_tokens`
-// positions. A page id means the same page in every layer, so that a sequence is a list of ids.
-// Threads: Take, Share and Release under the scheduler's lock; page bytes by whoever owns the
-// sequence's rows.
+// The stored keys and values of all sequences: for each layer latents with rope keys (one arena)
+// and, for layers with an indexer of their own, index keys (another), cut into pages of
+// `page_tokens` positions. A page id means the same page in every layer, so that a sequence is a
+// list of ids. Threads: Take, Share and Release under the scheduler's lock; page bytes by whoever
+// owns the sequence's rows.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +18,9 @@ namespace colibri {
 inline constexpr int32_t kDefaultPageTokens = 32;
 
 struct KvShape {
-  int32_t layers = 0;       // the MTP layer included
-  int32_t latent_width = 0;  // kv_lora + rope
-  int32_t index_width = 0;   // index_dim, or 0 without indexers
+  int32_t layers = 0;           // the MTP layer included
+  int32_t latent_width = 0;     // kv_lora + rope
+  int32_t index_width = 0;      // index_dim, or 0 without indexers
   std::vector<bool> has_index;  // [layers]
   int32_t page_tokens = kDefaultPageTokens;
   KvType type = KvType::kBF16;

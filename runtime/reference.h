@@ -1,6 +1,6 @@
-// The sequential engine: the same stages as the graph, one after another on one thread, every expert
-// read when it is needed. Slow and simple; the oracle the graph is compared with bit for bit.
-// Threads: one caller at a time.
+// The sequential engine: the same stages as the graph, one after another on one thread, every
+// expert read when it is needed. Slow and simple; the oracle the graph is compared with bit for
+// bit. Threads: one caller at a time.
 #pragma once
 
 #include <cstdint>

@@ -54,8 +54,8 @@ void FinalWeights(const ModelConfig& config, std::span<float> sigmoids) {
 }
 
 void ChooseExperts(const ModelConfig& config, std::span<const float> logits,
-                   std::span<const float> bias, std::span<float> choice,
-                   std::span<int32_t> experts, std::span<float> weights) {
+                   std::span<const float> bias, std::span<float> choice, std::span<int32_t> experts,
+                   std::span<float> weights) {
   for (size_t e = 0; e < logits.size(); ++e) choice[e] = Sigmoid(logits[e]) + bias[e];
   if (config.groups > 1) KeepGroups(config, choice);
   for (size_t n = 0; n < experts.size(); ++n) {

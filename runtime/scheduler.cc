@@ -95,9 +95,8 @@ void Scheduler::Refuse(Sequence& s, LineError error) {
 }
 
 int32_t Scheduler::Holders() const {
-  return static_cast<int32_t>(
-      std::count_if(table_.begin(), table_.end(),
-                    [](const Sequence& s) { return !s.pages.ids.empty(); }));
+  return static_cast<int32_t>(std::count_if(
+      table_.begin(), table_.end(), [](const Sequence& s) { return !s.pages.ids.empty(); }));
 }
 
 // A sequence without pages starts only when all it knows fits with a page to spare for everyone

@@ -1,6 +1,6 @@
 // Fills frames with rows: which sequences take part in the next sweep, with how many tokens each.
-// Shared by the graph's `admit` and the sequential engine. Also the table of sequences, the admission
-// of lines and the parking place of frames without work.
+// Shared by the graph's `admit` and the sequential engine. Also the table of sequences, the
+// admission of lines and the parking place of frames without work.
 //
 // Order within a frame: one row of every sequence that decodes, oldest first, then prefill chunks,
 // oldest first, bounded in rows and in rows x context. Which rows share a frame never changes a
@@ -29,7 +29,8 @@ class RequestSource {
  public:
   enum class Next : uint8_t { kRequest, kAgain, kEnd };
   virtual ~RequestSource() = default;
-  // kRequest: `request` holds a line; when `error` is set it cannot be run and gets an error record.
+  // kRequest: `request` holds a line; when `error` is set it cannot be run and gets an error
+  // record.
   virtual Next TryNext(Request* request, std::optional<LineError>* error) = 0;
   virtual int Fd() const = 0;         // to poll for more, or -1
   virtual bool Buffered() const = 0;  // a line is there without polling
@@ -37,11 +38,11 @@ class RequestSource {
 
 struct SchedulerOptions {
   int32_t sequences = 1;
-  int32_t rows = 1;               // of a frame
-  int32_t prefill_rows = 1;       // of those, at most so many of prefill
+  int32_t rows = 1;                // of a frame
+  int32_t prefill_rows = 1;        // of those, at most so many of prefill
   int64_t prefill_work = 1 << 24;  // and at most so many rows x context
   int32_t frames = 1;
-  int32_t context = 4096;         // prompt + max_tokens
+  int32_t context = 4096;  // prompt + max_tokens
 };
 
 // Totals, for progress and the summary.
@@ -68,8 +69,8 @@ class Scheduler {
     bool filled = false;
     int32_t wake = -1;  // a parked frame for which there is work too
   };
-  // Fills the frame's rows and sequences, or parks it. After a park the caller no longer owns it: it
-  // may be woken and filled before this returns.
+  // Fills the frame's rows and sequences, or parks it. After a park the caller no longer owns it:
+  // it may be woken and filled before this returns.
   Filled Fill(Frame& frame);
   // The frame's sequences may take part in the next frame; finished ones give their pages back.
   void Release(Frame& frame);
@@ -77,8 +78,8 @@ class Scheduler {
   void Close(uint32_t sequence);
 
   enum class After : uint8_t { kWake, kBlock, kFinished };
-  // All frames are parked (checked). kWake: put frame *wake. kBlock: wait for Close, a signal and, if
-  // *poll_input, for input; then call again.
+  // All frames are parked (checked). kWake: put frame *wake. kBlock: wait for Close, a signal and,
+  // if *poll_input, for input; then call again.
   After Drained(int32_t* wake, bool* poll_input);
   // Takes in what the source has now; true if a frame's worth of sequences is waiting or nothing
   // more can be taken.

@@ -1,7 +1,8 @@
 // A choice being generated: its tokens, its stored positions, when it ends. One of a fixed table of
 // objects, reused line after line.
-// Ownership passes from hand to hand: the scheduler (runnable), one frame, the deliverer (done), the
-// output thread, the scheduler again. Whoever holds it may write; `owner` lets debug builds check.
+// Ownership passes from hand to hand: the scheduler (runnable), one frame, the deliverer (done),
+// the output thread, the scheduler again. Whoever holds it may write; `owner` lets debug builds
+// check.
 #pragma once
 
 #include <atomic>
@@ -41,7 +42,7 @@ struct Sequence {
   int32_t stored = 0;                  // positions whose latents are stored
   KvPages pages;
   std::optional<StopMatcher> stop;
-  uint64_t age = 0;                    // order of admission
+  uint64_t age = 0;  // order of admission
   StopCause cause = StopCause::kNone;
   std::optional<LineError> error;
   bool done = false;

@@ -164,8 +164,8 @@ void Stages::Combine(Frame& frame, int32_t layer) const {
       float* sum = frame.attention_out + r * hidden;  // free by now
       std::memset(sum, 0, hidden * sizeof(float));
       for (size_t j = 0; sparse && j < k; ++j) {
-        AddScaled(frame.weights[r * k + j],
-                  frame.expert_out + S(frame.place[r * k + j]) * hidden, hidden, sum);
+        AddScaled(frame.weights[r * k + j], frame.expert_out + S(frame.place[r * k + j]) * hidden,
+                  hidden, sum);
       }
       if (shared) AddScaled(1.0f, frame.ffn_out + r * hidden, hidden, sum);
       AddScaled(1.0f, sum, hidden, frame.x + r * hidden);

@@ -1,8 +1,8 @@
 // The forward pass as plain functions over a frame: what is computed. The reference engine calls
 // them one after another, the flow graph when their inputs are there; both give the same bits.
 //
-// A layer is: Attention, Route, RunExpert for every job of the union, SharedFfn, Combine (model spec
-// 3.1). Layer number `layers` is the MTP layer, entered through MtpInput (model spec 4.1).
+// A layer is: Attention, Route, RunExpert for every job of the union, SharedFfn, Combine (model
+// spec 3.1). Layer number `layers` is the MTP layer, entered through MtpInput (model spec 4.1).
 // Threads: one caller per frame at a time, except RunExpert (any number of jobs of a frame at once,
 // beside SharedFfn and Predict).
 #pragma once
@@ -47,7 +47,8 @@ class Stages {
   Stages(const Model& model, KvStore& kv, Parallel& parallel, StageHook* hook = nullptr)
       : model_(model), kv_(kv), parallel_(parallel), hook_(hook) {}
 
-  // Starts a frame whose rows and sequences are filled in: embeddings into x, rotary angles, layer 0.
+  // Starts a frame whose rows and sequences are filled in: embeddings into x, rotary angles, layer
+  // 0.
   void Embed(Frame& frame) const;
   // Starts the MTP layer: x from each row's token and its `final` vector; rotary angles; the layer.
   void MtpInput(Frame& frame) const;
@@ -105,7 +106,8 @@ class Stages {
 void MarkFailed(Frame& frame, size_t row, RowState state, int32_t layer);
 
 // y[r][o] = sum of w[o][i] * x[r][i], split over threads. Row-major, tight strides.
-void ParallelMatmul(Parallel& parallel, const PackedMatrix& w, const float* x, size_t rows, float* y);
+void ParallelMatmul(Parallel& parallel, const PackedMatrix& w, const float* x, size_t rows,
+                    float* y);
 
 // Rows [first, first + count) of a matrix as a matrix.
 PackedMatrix RowsOf(const PackedMatrix& w, int64_t first, int32_t count);

@@ -12,8 +12,8 @@
 namespace colibri {
 namespace {
 
-// Multiply-adds of one piece of a parallel loop: about 100 us of one core's f32 work, well above the
-// microsecond a task costs and short enough that an arrived expert does not wait long.
+// Multiply-adds of one piece of a parallel loop: about 100 us of one core's f32 work, well above
+// the microsecond a task costs and short enough that an arrived expert does not wait long.
 constexpr uint64_t kPieceWork = uint64_t{1} << 21;
 // Rows multiplied together by one call: their inputs stay in L2 while weights stream past.
 constexpr size_t kRowBlock = 64;
@@ -21,7 +21,8 @@ constexpr size_t kRowBlock = 64;
 size_t S(int32_t v) { return static_cast<size_t>(v); }
 
 size_t Grain(uint64_t work_per_item) {
-  return static_cast<size_t>(std::max<uint64_t>(1, kPieceWork / std::max<uint64_t>(1, work_per_item)));
+  return static_cast<size_t>(
+      std::max<uint64_t>(1, kPieceWork / std::max<uint64_t>(1, work_per_item)));
 }
 
 }  // namespace
@@ -53,8 +54,8 @@ void ParallelMatmul(Parallel& parallel, const PackedMatrix& w, const float* x, s
 
 void RopeFrequencies(float theta, int32_t width, float* inv_freq) {
   for (int32_t j = 0; j < width / 2; ++j) {
-    // The power is rounded to f32 before the division: powf of glibc is correctly rounded in all but
-    // a few cases in 10^8, a double's power rounded once always.
+    // The power is rounded to f32 before the division: powf of glibc is correctly rounded in all
+    // but a few cases in 10^8, a double's power rounded once always.
     const auto power = static_cast<float>(
         std::pow(static_cast<double>(theta),
                  static_cast<double>(2.0f * static_cast<float>(j) / static_cast<float>(width))));
@@ -175,8 +176,8 @@ void Stages::ScoreRow(Frame& frame, size_t r, int32_t layer) const {
   }
   const std::span<const float> all(scores, S(context));
   const std::span<float> scratch(scores + S(frame.shape.context), S(context));
-  const int32_t chosen = SelectPositions(all, c.index_top_k, scratch,
-                                         {frame.IndexList(r), S(c.index_top_k)});
+  const int32_t chosen =
+      SelectPositions(all, c.index_top_k, scratch, {frame.IndexList(r), S(c.index_top_k)});
   frame.index_sets[r] = {chosen, true};
 }
 

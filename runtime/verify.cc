@@ -57,9 +57,9 @@ void AcceptTokens(Frame& frame, const FrameFigures& figures,
       s.stored = row.position + 1;
       if (!row.wants_logits) continue;  // prefill goes on
       if (frame.drawn[last] < 0) {
-        s.error = LineError{500, "not_finite",
-                            fmt::format("the logits of position {} are not finite", row.position),
-                            ""};
+        s.error =
+            LineError{500, "not_finite",
+                      fmt::format("the logits of position {} are not finite", row.position), ""};
       }
     }
     if (!s.error) {

@@ -1,5 +1,5 @@
-// The end of a frame: tokens are drawn from logits, accepted one at a time, and sequences told to go
-// on or to end. Shared by the graph's `head` and `verify` nodes and the sequential engine.
+// The end of a frame: tokens are drawn from logits, accepted one at a time, and sequences told to
+// go on or to end. Shared by the graph's `head` and `verify` nodes and the sequential engine.
 // Threads: Row of TokenDrawer from any thread of a parallel loop; AcceptTokens by whoever holds the
 // frame.
 #pragma once

@@ -1,0 +1,97 @@
+// The flow graph: thirteen nodes, one buffer and their edges. Start reading here.
+//
+// One cyclic graph serves every layer; messages carry the layer. This file says when things happen;
+// what they do is behind NodeBodies (engine.cc), the maths behind runtime/stages.h. The rules that
+// keep it correct (who owns a frame, why the countdown comes first, which nodes have priorities)
+// are in graph/README.md. Threads: built inside the arena that will run it. PutReady from the I/O
+// thread.
+#pragma once
+
+#include <oneapi/tbb/flow_graph.h>
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "graph/messages.h"
+#include "graph/wiring.h"
+#include "runtime/scheduler.h"
+#include "runtime/verify.h"
+
+namespace colibri {
+
+// What the nodes do. Every method is called by exactly one node and never throws.
+class NodeBodies {
+ public:
+  virtual ~NodeBodies() = default;
+  virtual Scheduler::Filled Admit(FrameRef frame) noexcept = 0;
+  virtual void Embed(FrameRef frame) noexcept = 0;
+  // True: all the layer needs besides experts is there, the frame may go on.
+  virtual bool LayerReady(LayerRef at) noexcept = 0;
+  virtual void Attention(LayerRef at) noexcept = 0;
+  // Sets the countdown; returns the numbers of the layer's jobs in the order they are to be issued.
+  // Valid until the frame's last message of this layer.
+  virtual std::span<const uint16_t> Route(LayerRef at) noexcept = 0;
+  virtual void Lookahead(LayerRef at) noexcept = 0;
+  // The expert's bytes, pinned; nullptr: PutReady follows, from the I/O thread.
+  virtual const std::byte* Fetch(ExpertJob job) noexcept = 0;
+  virtual void ExpertFfn(const ReadyExpert& expert) noexcept = 0;
+  virtual void SharedFfn(LayerRef at) noexcept = 0;
+  enum class Next : uint8_t { kWait, kLayer, kHead };
+  virtual Next Combine(LayerRef at) noexcept = 0;
+  virtual void Head(LayerRef at) noexcept = 0;
+  // The notices of the frame; they are put before Release is called, the frame after it.
+  virtual std::span<const Notice> Verify(LayerRef at) noexcept = 0;
+  virtual void Release(FrameRef frame) noexcept = 0;
+  virtual void Deliver(const Notice& notice) noexcept = 0;
+};
+
+class DecodeGraph {
+ public:
+  // `bodies` outlives the graph; nullptr builds one that is only looked at.
+  explicit DecodeGraph(NodeBodies* bodies);
+
+  // Puts a parked or new frame. The engine thread only, inside the arena.
+  void PutFrame(FrameRef frame) { free_frames_->try_put(frame); }
+  // Returns when every frame is parked.
+  void WaitForAll() { graph_.wait_for_all(); }
+  // The answer to a Fetch that returned nullptr. The I/O thread.
+  void PutReady(const ReadyExpert& expert);
+
+  const Wiring& Picture() const { return wiring_; }
+
+ private:
+  template <class... Outputs>
+  using Multi = oneapi::tbb::flow::multifunction_node<LayerRef, std::tuple<Outputs...>>;
+  template <class In, class Out>
+  using Function = oneapi::tbb::flow::function_node<In, Out>;
+  using AdmitNode = oneapi::tbb::flow::multifunction_node<FrameRef, std::tuple<FrameRef, FrameRef>>;
+  using LayerReadyNode = oneapi::tbb::flow::async_node<LayerRef, LayerRef>;
+  using RouteNode = Multi<ExpertJob, LayerRef, LayerRef>;
+  using FetchNode = oneapi::tbb::flow::async_node<ExpertJob, ReadyExpert>;
+  using CombineNode = Multi<LayerRef, LayerRef>;
+  using VerifyNode = Multi<FrameRef, Notice>;
+
+  void MakeNodes();
+  void MakeEdges();
+
+  NodeBodies* bodies_;
+  Wiring wiring_;
+  oneapi::tbb::flow::graph graph_;
+  std::optional<oneapi::tbb::flow::buffer_node<FrameRef>> free_frames_;
+  std::optional<AdmitNode> admit_;
+  std::optional<Function<FrameRef, LayerRef>> embed_;
+  std::optional<LayerReadyNode> layer_ready_;
+  std::optional<Function<LayerRef, LayerRef>> attention_, lookahead_, shared_ffn_, head_;
+  std::optional<RouteNode> route_;
+  std::optional<FetchNode> fetch_;
+  std::optional<Function<ReadyExpert, LayerRef>> expert_ffn_;
+  std::optional<CombineNode> combine_;
+  std::optional<VerifyNode> verify_;
+  std::optional<oneapi::tbb::flow::function_node<Notice>> deliver_;
+};
+
+}  // namespace colibri

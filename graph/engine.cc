@@ -1,0 +1,328 @@
+#include "graph/engine.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+#include "io/check.h"
+#include "io/error.h"
+
+namespace colibri {
+namespace {
+
+// Beyond this share of a layer's experts the whole next layer is hinted in file order: prediction
+// would cost compute to leave out little.
+constexpr double kWholeLayer = 0.6;
+// After a pause the input is given so long to fall quiet, so that the first line of a slow pipe
+// does not start a wide sweep alone.
+constexpr int kLingerMs = 50;
+
+SchedulerOptions WithContext(const EngineOptions& options) {
+  SchedulerOptions s = options.scheduler;
+  s.context = options.context;
+  return s;
+}
+
+std::vector<CacheItem> ItemsOf(const Model& model) {
+  std::vector<CacheItem> items(model.ExpertCount());
+  for (uint32_t i = 0; i < model.ExpertCount(); ++i) {
+    const ExpertLayout& layout = model.Expert(i);
+    items[i] = {static_cast<uint16_t>(model.ExpertLayer(i)), layout.slot_class, layout.extents};
+  }
+  return items;
+}
+
+uint64_t WaiterOf(ExpertJob job) {
+  return uint64_t{job.frame} << 32 | uint64_t{job.layer} << 16 | job.job;
+}
+
+// Experts a layer's union is expected to have: E * (1 - (1 - k/E)^rows).
+double ExpectedUnionShare(const ModelConfig& c, size_t rows) {
+  const double miss = 1.0 - static_cast<double>(c.top_k) / static_cast<double>(c.experts);
+  return 1.0 - std::pow(miss, static_cast<double>(rows));
+}
+
+}  // namespace
+
+Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptions& options,
+               std::unique_ptr<Reader> reader, RequestSource& source)
+    : model_(model),
+      options_(options),
+      thread_limit_(oneapi::tbb::global_control::max_allowed_parallelism,
+                    static_cast<size_t>(options.threads)),
+      arena_(options.threads, 1),
+      parallel_(options.threads),
+      kv_(KvShapeOf(model, options.page_tokens, options.kv_type), options.kv_pages),
+      stages_(model, kv_, parallel_),
+      mask_(tokenizer, model.Config().vocab),
+      drawer_(mask_, parallel_),
+      scheduler_(WithContext(options), tokenizer, model.Config().stop_ids, kv_, source,
+                 [this](Sequence& s) { delivery_->Refuse(s); }),
+      slots_(options.slots),
+      reader_(std::move(reader), profile_),
+      wake_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (wake_fd_ < 0) throw IoError(fmt::format("eventfd: {}", std::strerror(errno)));
+  const FrameShape shape{options.scheduler.rows, options.context, options.threads};
+  const auto experts = static_cast<size_t>(model.Config().experts);
+  for (int32_t i = 0; i < options.scheduler.frames; ++i) {
+    frames_.push_back(std::make_unique<GraphFrame>(model, shape));
+    GraphFrame& f = *frames_.back();
+    f.frame.id = static_cast<uint16_t>(i);
+    f.issue_order.reserve(experts);
+    f.notices.reserve(static_cast<size_t>(options.scheduler.rows));
+    f.predict_scratch.resize(Stages::PredictScratch(model.Config()));
+    f.predicted.resize(experts);
+    f.first_union.resize(experts);
+  }
+  arena_.execute([&] { graph_ = std::make_unique<DecodeGraph>(this); });
+  cache_ = std::make_unique<ExpertCache>(ItemsOf(model), slots_, reader_,
+                                         [this](const ReadyItem& item) { OnReady(item); });
+}
+
+Engine::~Engine() {
+  cache_->Stop();  // I/O ends before what it reads into and puts into goes
+  cache_.reset();
+  arena_.execute([&] { graph_.reset(); });
+  close(wake_fd_);
+}
+
+void Engine::Closed(uint32_t sequence) {
+  scheduler_.Close(sequence);
+  const uint64_t one = 1;
+  (void)!write(wake_fd_, &one, sizeof one);
+}
+
+void Engine::Stop() {
+  scheduler_.Stop();
+  const uint64_t one = 1;
+  (void)!write(wake_fd_, &one, sizeof one);
+}
+
+// Gathers lines until the input has been quiet for a while or enough is there.
+void Engine::Linger() {
+  RequestSource& source = scheduler_.Source();
+  while (!scheduler_.Gather()) {
+    if (source.Fd() < 0) return;
+    pollfd input{source.Fd(), POLLIN, 0};
+    if (!source.Buffered() && poll(&input, 1, kLingerMs) <= 0) return;
+  }
+}
+
+void Engine::WaitForWork(bool poll_input) {
+  pollfd fds[2] = {{wake_fd_, POLLIN, 0}, {scheduler_.Source().Fd(), POLLIN, 0}};
+  const bool input = poll_input && fds[1].fd >= 0;
+  if (input && scheduler_.Source().Buffered()) return;
+  while (poll(fds, input ? 2 : 1, -1) < 0 && errno == EINTR) {
+  }
+  uint64_t count = 0;
+  (void)!read(wake_fd_, &count, sizeof count);
+}
+
+void Engine::Run(Delivery& delivery) {
+  delivery_ = &delivery;
+  profile_.Start();
+  Linger();
+  arena_.execute([&] {
+    for (const auto& f : frames_) graph_->PutFrame(FrameRef{f->frame.id});
+    for (;;) {
+      graph_->WaitForAll();
+      int32_t wake = -1;
+      bool poll_input = false;
+      const Scheduler::After after = scheduler_.Drained(&wake, &poll_input);
+      if (after == Scheduler::After::kFinished) break;
+      if (after == Scheduler::After::kWake) {
+        graph_->PutFrame(FrameRef{static_cast<uint16_t>(wake)});
+        continue;
+      }
+      WaitForWork(poll_input);
+      if (poll_input) Linger();
+    }
+  });
+  cache_->DropHints();
+}
+
+EngineStats Engine::Stats() const {
+  return {scheduler_.Stats(), cache_->Stats(), reader_.Stats(), profile_.Overlap(),
+          profile_.Seconds()};
+}
+
+Engine::GraphFrame& Engine::At(LayerRef at) const {
+  GraphFrame& f = *frames_[at.frame];
+  COLIBRI_DCHECK(f.frame.layer == at.layer);
+  return f;
+}
+
+void Engine::Pause() const {
+  if (options_.pause_after_puts) std::this_thread::yield();
+}
+
+void Engine::OnReady(const ReadyItem& item) {
+  const ReadyExpert ready{static_cast<uint16_t>(item.waiter >> 32),
+                          static_cast<uint16_t>(item.waiter >> 16),
+                          static_cast<uint16_t>(item.waiter), item.data};
+  if (item.data == nullptr) {
+    // The job is this message's alone until it is put.
+    FrameJob& job = At({ready.frame, ready.layer}).frame.jobs[ready.job];
+    job.failed = true;
+    job.error = item.result;
+  }
+  graph_->PutReady(ready);
+}
+
+int32_t Engine::NextSparse(int32_t layer) const {
+  const ModelConfig& c = model_.Config();
+  while (layer < c.layers && !c.Sparse(layer)) ++layer;
+  return layer;
+}
+
+Scheduler::Filled Engine::Admit(FrameRef ref) noexcept {
+  const Profile::Span span(profile_, NodeId::kAdmit, ref.frame, 0);
+  GraphFrame& f = *frames_[ref.frame];
+  f.before = cache_->Stats();
+  const Scheduler::Filled filled = scheduler_.Fill(f.frame);
+  Pause();  // a parked frame may be running again by now
+  return filled;
+}
+
+void Engine::Embed(FrameRef ref) noexcept {
+  const Profile::Span span(profile_, NodeId::kEmbed, ref.frame, 0);
+  stages_.Embed(frames_[ref.frame]->frame);
+}
+
+// While KV and dense weights are in memory nothing is waited for.
+bool Engine::LayerReady(LayerRef at) noexcept {
+  const Profile::Span span(profile_, NodeId::kLayerReady, at.frame, at.layer);
+  return true;
+}
+
+void Engine::Attention(LayerRef at) noexcept {
+  const Profile::Span span(profile_, NodeId::kAttention, at.frame, at.layer);
+  stages_.Attention(At(at).frame, at.layer);
+}
+
+std::span<const uint16_t> Engine::Route(LayerRef at) noexcept {
+  const Profile::Span span(profile_, NodeId::kRoute, at.frame, at.layer);
+  GraphFrame& f = At(at);
+  stages_.Route(f.frame, at.layer);
+  cache_->LayerRouted(at.layer, at.frame);
+  // Set before the first put: a job may be done before the last one is issued.
+  const size_t jobs = f.frame.jobs.size();
+  f.remaining.store(static_cast<int32_t>(jobs) + 2, std::memory_order_relaxed);
+  f.issue_order.clear();
+  for (size_t i = 0; i < jobs; ++i) {
+    if (cache_->IsReady(f.frame.jobs[i].item)) f.issue_order.push_back(static_cast<uint16_t>(i));
+  }
+  const size_t ready = f.issue_order.size();
+  for (size_t i = 0; i < jobs; ++i) {
+    const auto begin = f.issue_order.begin();
+    const auto number = static_cast<uint16_t>(i);
+    if (!std::binary_search(begin, begin + static_cast<std::ptrdiff_t>(ready), number)) {
+      f.issue_order.push_back(number);
+    }
+  }
+  if (at.layer == NextSparse(0)) {
+    std::fill(f.first_union.begin(), f.first_union.end(), uint8_t{0});
+    for (const FrameJob& job : f.frame.jobs) f.first_union[static_cast<size_t>(job.expert)] = 1;
+  }
+  return f.issue_order;
+}
+
+void Engine::Lookahead(LayerRef at) noexcept {
+  if (!options_.prefetch) return;
+  const Profile::Span span(profile_, NodeId::kLookahead, at.frame, at.layer);
+  GraphFrame& f = At(at);
+  const ModelConfig& c = model_.Config();
+  int32_t next = at.layer + 1;
+  const bool wraps = NextSparse(next) >= c.layers;
+  if (wraps) next = NextSparse(0);
+  if (next >= c.layers || !c.Sparse(next)) return;
+  std::fill(f.predicted.begin(), f.predicted.end(), uint8_t{0});
+  if (ExpectedUnionShare(c, f.frame.Rows()) > kWholeLayer) {
+    std::fill(f.predicted.begin(), f.predicted.end(), uint8_t{1});
+  } else if (wraps) {
+    // The next sweep's first experts cannot be computed yet; this sweep's are the best guess.
+    f.predicted = f.first_union;
+  } else {
+    stages_.Predict(f.frame, next, f.predict_scratch, f.predicted);
+  }
+  for (int32_t e = 0; e < c.experts; ++e) {
+    if (f.predicted[static_cast<size_t>(e)] != 0) {
+      cache_->Hint(model_.ExpertItem(next, e), at.frame);
+    }
+  }
+}
+
+const std::byte* Engine::Fetch(ExpertJob job) noexcept {
+  const Profile::Span span(profile_, NodeId::kFetch, job.frame, job.layer);
+  const uint32_t item = At({job.frame, job.layer}).frame.jobs[job.job].item;
+  return cache_->Request(item, WaiterOf(job));
+}
+
+void Engine::ExpertFfn(const ReadyExpert& expert) noexcept {
+  const Profile::Span span(profile_, NodeId::kExpertFfn, expert.frame, expert.layer);
+  if (expert.data == nullptr) return;  // the job is marked; combine sees it
+  GraphFrame& f = At({expert.frame, expert.layer});
+  const FrameJob& job = f.frame.jobs[expert.job];
+  stages_.RunExpert(f.frame, job, model_.ExpertView(job.item, expert.data));
+  cache_->Unpin(job.item);
+}
+
+void Engine::SharedFfn(LayerRef at) noexcept {
+  const Profile::Span span(profile_, NodeId::kSharedFfn, at.frame, at.layer);
+  Pause();  // it holds the layer open while the others finish
+  stages_.SharedFfn(At(at).frame, at.layer);
+}
+
+NodeBodies::Next Engine::Combine(LayerRef at) noexcept {
+  GraphFrame& f = At(at);
+  // Release what this input wrote, acquire what the others did.
+  if (f.remaining.fetch_sub(1, std::memory_order_acq_rel) != 1) return Next::kWait;
+  const Profile::Span span(profile_, NodeId::kCombine, at.frame, at.layer);
+  stages_.Combine(f.frame, at.layer);
+  if (at.layer + 1 >= model_.Config().layers) return Next::kHead;
+  f.frame.layer = at.layer + 1;
+  return Next::kLayer;
+}
+
+void Engine::Head(LayerRef at) noexcept {
+  const Profile::Span span(profile_, NodeId::kHead, at.frame, at.layer);
+  stages_.Head(At(at).frame, drawer_);
+}
+
+std::span<const Notice> Engine::Verify(LayerRef at) noexcept {
+  const Profile::Span span(profile_, NodeId::kVerify, at.frame, at.layer);
+  GraphFrame& f = At(at);
+  const CacheStats now = cache_->Stats();
+  const auto asked = [](const CacheStats& s) { return s.hits + s.joined + s.misses; };
+  const uint64_t requests = asked(now) - asked(f.before);
+  FrameFigures figures;
+  figures.bytes_read =
+      now.bytes_demand + now.bytes_prefetch - f.before.bytes_demand - f.before.bytes_prefetch;
+  figures.hit_rate =
+      requests == 0 ? 1.0
+                    : static_cast<double>(now.hits - f.before.hits) / static_cast<double>(requests);
+  f.notices.clear();
+  AcceptTokens(
+      f.frame, figures, [this](uint32_t file) { return model_.Files().Files().Path(file); },
+      [&](const Notice& notice) { f.notices.push_back(notice); });
+  return f.notices;
+}
+
+void Engine::Release(FrameRef ref) noexcept {
+  Pause();  // notices are out: finished sequences may be closed and reused by now
+  scheduler_.Release(frames_[ref.frame]->frame);
+}
+
+void Engine::Deliver(const Notice& notice) noexcept {
+  const Profile::Span span(profile_, NodeId::kDeliver, 0, 0);
+  delivery_->Deliver(scheduler_.At(notice.sequence), notice);
+}
+
+}  // namespace colibri

@@ -1,0 +1,130 @@
+// The engine: owns arena, reader, slots, cache, KV, frames, scheduler and the flow graph, and runs
+// a source of requests to its end. What the nodes of the graph do is here. Threads: Run on one
+// thread, the engine thread, which waits inside the arena; Closed, Stop and the getters from any
+// other.
+#pragma once
+
+#include <oneapi/tbb/global_control.h>
+#include <oneapi/tbb/task_arena.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "graph/decode_graph.h"
+#include "graph/metered_reader.h"
+#include "graph/profile.h"
+#include "graph/tbb_parallel.h"
+#include "io/expert_cache.h"
+#include "io/slot_pool.h"
+#include "runtime/delivery.h"
+#include "runtime/frame.h"
+#include "runtime/kv_store.h"
+#include "runtime/scheduler.h"
+#include "runtime/stages.h"
+#include "runtime/verify.h"
+#include "runtime/weights.h"
+
+namespace colibri {
+
+struct EngineOptions {
+  int32_t threads = 1;
+  int32_t context = 4096;
+  SchedulerOptions scheduler;  // sequences, rows, frames, prefill; context is set from above
+  int32_t kv_pages = 0;
+  int32_t page_tokens = kDefaultPageTokens;
+  KvType kv_type = KvType::kBF16;
+  std::vector<SlotClass> slots;  // one for each of Model::ExpertClasses()
+  bool prefetch = true;
+  // Tests: yield after a node's last put, where a frame may already be somebody else's.
+  bool pause_after_puts = false;
+};
+
+struct EngineStats {
+  SchedulerStats scheduler;
+  CacheStats cache;
+  ReaderStats reader;
+  OverlapFigures overlap;
+  double seconds = 0;
+};
+
+class Engine final : public NodeBodies {
+ public:
+  // Everything outlives the engine. `model` has its dense weights; `reader` is not started.
+  Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptions& options,
+         std::unique_ptr<Reader> reader, RequestSource& source);
+  ~Engine() override;
+
+  // Runs the source to its end, or until Stop. `delivery` sees every sequence.
+  void Run(Delivery& delivery);
+
+  // The output thread took a sequence's last record.
+  void Closed(uint32_t sequence);
+  // The sweep under way is finished, no other is begun. Async-signal-safe callers use a thread.
+  void Stop();
+
+  EngineStats Stats() const;
+  Profile& TheProfile() { return profile_; }
+  std::string ReaderName() const { return reader_.Name(); }
+
+  // Node bodies.
+  Scheduler::Filled Admit(FrameRef frame) noexcept override;
+  void Embed(FrameRef frame) noexcept override;
+  bool LayerReady(LayerRef at) noexcept override;
+  void Attention(LayerRef at) noexcept override;
+  std::span<const uint16_t> Route(LayerRef at) noexcept override;
+  void Lookahead(LayerRef at) noexcept override;
+  const std::byte* Fetch(ExpertJob job) noexcept override;
+  void ExpertFfn(const ReadyExpert& expert) noexcept override;
+  void SharedFfn(LayerRef at) noexcept override;
+  Next Combine(LayerRef at) noexcept override;
+  void Head(LayerRef at) noexcept override;
+  std::span<const Notice> Verify(LayerRef at) noexcept override;
+  void Release(FrameRef frame) noexcept override;
+  void Deliver(const Notice& notice) noexcept override;
+
+ private:
+  // A frame and what the graph keeps beside it.
+  struct GraphFrame {
+    GraphFrame(const Model& model, const FrameShape& shape) : frame(model, shape) {}
+    Frame frame;
+    std::atomic<int32_t> remaining{0};  // of the layer: jobs + shared_ffn + lookahead
+    std::vector<uint16_t> issue_order;
+    std::vector<Notice> notices;
+    std::vector<float> predict_scratch;
+    std::vector<uint8_t> predicted;    // [experts]
+    std::vector<uint8_t> first_union;  // [experts] of the first sparse layer, this sweep
+    CacheStats before;                 // when the frame was admitted
+  };
+
+  GraphFrame& At(LayerRef at) const;
+  void OnReady(const ReadyItem& item);
+  int32_t NextSparse(int32_t layer) const;
+  void Pause() const;
+  void WaitForWork(bool poll_input);
+  void Linger();
+
+  const Model& model_;
+  const EngineOptions options_;
+  Profile profile_;
+  oneapi::tbb::global_control thread_limit_;
+  oneapi::tbb::task_arena arena_;
+  TbbParallel parallel_;
+  KvStore kv_;
+  Stages stages_;
+  VocabMask mask_;
+  TokenDrawer drawer_;
+  Scheduler scheduler_;
+  std::vector<std::unique_ptr<GraphFrame>> frames_;
+  SlotPool slots_;
+  MeteredReader reader_;
+  std::unique_ptr<DecodeGraph> graph_;
+  std::unique_ptr<ExpertCache> cache_;  // after the graph: its I/O thread puts into it
+  Delivery* delivery_ = nullptr;
+  int wake_fd_ = -1;
+};
+
+}  // namespace colibri
