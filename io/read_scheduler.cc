@@ -124,7 +124,11 @@ ReadScheduler::Turn ReadScheduler::TryNext() {
     if (again == again_.end() && !can_cut) continue;
 
     const uint64_t now = clock_();
-    if (const uint64_t wait_ns = bucket_.WaitNs(now); wait_ns > 0) return {std::nullopt, wait_ns};
+    const uint64_t bytes =
+        again != again_.end() ? records_[*again].bytes : AlignUp(NextWanted(*queue.front()));
+    if (const uint64_t wait_ns = bucket_.WaitNs(bytes, now); wait_ns > 0) {
+      return {std::nullopt, wait_ns};
+    }
     uint32_t index = 0;
     if (again != again_.end()) {
       index = *again;
@@ -137,6 +141,10 @@ ReadScheduler::Turn ReadScheduler::TryNext() {
   return {};
 }
 
+uint64_t ReadScheduler::NextWanted(const Job& job) const {
+  return std::min(kSegmentBytes, Wanted(job.job.extents[job.extent]) - job.cut);
+}
+
 uint32_t ReadScheduler::Cut(Job& job) {
   const uint32_t index = free_records_.back();
   free_records_.pop_back();
@@ -146,7 +154,7 @@ uint32_t ReadScheduler::Cut(Job& job) {
   record.stalls = 0;
   record.file = extent.file;
   record.offset = extent.offset + job.cut;
-  record.wanted = std::min(kSegmentBytes, Wanted(extent) - job.cut);
+  record.wanted = NextWanted(job);
   record.bytes = AlignUp(record.wanted);
   record.seen = record.offset;
   record.into = job.job.destination + extent.dest + job.cut;

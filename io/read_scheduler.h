@@ -113,7 +113,7 @@ class ReadScheduler {
     return queues_[static_cast<size_t>(job.job.read_class)];
   }
   void Dequeue(Job& job);
-  std::optional<uint32_t> NextRecord(ReadClass read_class);
+  uint64_t NextWanted(const Job& job) const;  // bytes of the next cut
   uint32_t Cut(Job& job);
   Segment Send(uint32_t index, uint64_t now);
   Answer Judge(Record& record, int64_t received);

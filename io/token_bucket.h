@@ -10,21 +10,21 @@ namespace colibri {
 
 class TokenBucket {
  public:
-  // Rate 0: never a wait. `burst` bytes may go out at once.
+  // Rate 0: never a wait. `burst` bytes may go out at once; no read is larger.
   TokenBucket(uint64_t bytes_per_second, uint64_t burst)
       : rate_(static_cast<double>(bytes_per_second)),
         burst_(static_cast<double>(burst)),
         tokens_(burst_) {}
 
-  // 0: a read may start now (it may take the balance below zero: the following ones wait for it,
-  // so that a read larger than the burst is possible). Otherwise nanoseconds until it may.
-  uint64_t WaitNs(uint64_t now_ns) {
+  // Nanoseconds until `bytes` may be read; 0: now.
+  uint64_t WaitNs(uint64_t bytes, uint64_t now_ns) {
     if (rate_ == 0) return 0;
-    if (last_ns_ == 0 || now_ns < last_ns_) last_ns_ = now_ns;
+    if (last_ns_ == 0) last_ns_ = now_ns;
     tokens_ = std::min(burst_, tokens_ + static_cast<double>(now_ns - last_ns_) * 1e-9 * rate_);
     last_ns_ = now_ns;
-    if (tokens_ > 0) return 0;
-    return static_cast<uint64_t>(std::min((1 - tokens_) / rate_ * 1e9, 1e18)) + 1;
+    const double missing = static_cast<double>(bytes) - tokens_;
+    if (missing <= 0) return 0;
+    return static_cast<uint64_t>(std::min(missing / rate_ * 1e9, 1e18)) + 1;
   }
 
   void Take(uint64_t bytes) { tokens_ -= static_cast<double>(bytes); }

@@ -1,0 +1,670 @@
+// ExpertCache with a scripted reader: states, pins, hints, eviction, failures; and with the pread
+// reader under random load of several threads.
+#include "io/expert_cache.h"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "io/check.h"
+#include "io/file.h"
+#include "io/slot_pool.h"
+#include "tests/fake_reader.h"
+#include "tests/temp_dir.h"
+
+namespace colibri {
+namespace {
+
+constexpr uint32_t kPerLayer = 10;
+
+// Items 0-9 are layer 0, 10-19 layer 1, and so on; item i is page i of file 0. Items from
+// `second_class` on take slots of class 1.
+struct Setup {
+  explicit Setup(std::vector<SlotClass> slots, uint32_t second_class = 1000)
+      : pool(slots), cache(Items(second_class), pool, reader, [this](const ReadyItem& ready) {
+          answers.push_back(ready);
+        }) {}
+
+  std::vector<CacheItem> Items(uint32_t second_class) {
+    for (uint32_t i = 0; i < 4 * kPerLayer; ++i) {
+      extents.push_back({0, i * kIoAlign, kIoAlign, 0});
+    }
+    std::vector<CacheItem> items;
+    for (uint32_t i = 0; i < extents.size(); ++i) {
+      items.push_back({static_cast<uint16_t>(i / kPerLayer),
+                       static_cast<uint16_t>(i >= second_class), std::span(&extents[i], 1)});
+    }
+    return items;
+  }
+
+  // The items being read, oldest first.
+  std::vector<uint32_t> Reading() const {
+    std::vector<uint32_t> items;
+    for (const FakeReader::Pending& pending : reader.All()) {
+      items.push_back(static_cast<uint32_t>(pending.job.extents[0].offset / kIoAlign));
+    }
+    return items;
+  }
+  FakeReader::Pending PendingOf(uint32_t item) const {
+    for (const FakeReader::Pending& pending : reader.All()) {
+      if (pending.job.extents[0].offset == item * kIoAlign) return pending;
+    }
+    REQUIRE_MESSAGE(false, "no read of this item is pending");
+    return {};
+  }
+  void Complete(uint32_t item, int error = 0) { reader.Complete(PendingOf(item).job.id, error); }
+  // Requests, reads and unpins.
+  void Touch(uint32_t item) {
+    if (cache.Request(item, 0) == nullptr) Complete(item);
+    cache.Unpin(item);
+  }
+  // The only answer since the last call.
+  ReadyItem Answer() {
+    REQUIRE(answers.size() == 1);
+    const ReadyItem answer = answers.front();
+    answers.clear();
+    return answer;
+  }
+  bool HoldsBytesOf(uint32_t item, const std::byte* data) const {
+    for (uint64_t i = 0; i < kIoAlign; ++i) {
+      if (data[i] != FakeReader::SyntheticByte(0, item * kIoAlign + i)) return false;
+    }
+    return true;
+  }
+
+  std::vector<Extent> extents;
+  std::vector<ReadyItem> answers;
+  SlotPool pool;
+  FakeReader reader;
+  ExpertCache cache;
+};
+
+using Items = std::vector<uint32_t>;
+
+std::vector<SlotClass> Slots(uint32_t count) { return {{kIoAlign, count}}; }
+
+TEST_CASE("a first request reads and answers later, a second is answered at once") {
+  Setup setup(Slots(2));
+  CHECK(setup.cache.Request(3, 77) == nullptr);
+  CHECK_FALSE(setup.cache.IsReady(3));
+  CHECK(setup.PendingOf(3).job.read_class == ReadClass::kDemand);
+  CHECK(setup.answers.empty());
+  setup.Complete(3);
+  const ReadyItem answer = setup.Answer();
+  CHECK(answer.waiter == 77);
+  CHECK(answer.item == 3);
+  CHECK(answer.result.error == 0);
+  CHECK(setup.HoldsBytesOf(3, answer.data));
+  CHECK(setup.cache.IsReady(3));
+  CHECK(setup.cache.Request(3, 78) == answer.data);
+  CHECK(setup.answers.empty());
+  setup.cache.Unpin(3);
+  setup.cache.Unpin(3);
+  setup.cache.CheckIdle();
+  const CacheStats stats = setup.cache.Stats();
+  CHECK(stats.misses == 1);
+  CHECK(stats.hits == 1);
+  CHECK(stats.bytes_demand == kIoAlign);
+}
+
+TEST_CASE("requests of one item share one read, each has its pin") {
+  Setup setup(Slots(1));
+  for (uint64_t waiter = 1; waiter <= 3; ++waiter) setup.cache.Request(5, waiter);
+  CHECK(setup.Reading() == Items{5});
+  setup.Complete(5);
+  REQUIRE(setup.answers.size() == 3);
+  for (uint64_t i = 0; i < 3; ++i) CHECK(setup.answers[i].waiter == i + 1);
+  setup.cache.Request(6, 4);
+  setup.cache.Unpin(5);
+  setup.cache.Unpin(5);
+  CHECK(setup.Reading().empty());
+  setup.cache.Unpin(5);
+  CHECK(setup.Reading() == Items{6});
+  CHECK(setup.cache.Stats().joined == 2);
+}
+
+TEST_CASE("with one slot demands take turns in the order they came") {
+  Setup setup(Slots(1));
+  for (const uint32_t item : {4, 2, 9, 2}) setup.cache.Request(item, item);
+  for (const uint32_t item : {4, 2, 9}) {
+    CHECK(setup.Reading() == Items{item});
+    setup.Complete(item);
+    for (const ReadyItem& answer : std::exchange(setup.answers, {})) {
+      CHECK(answer.item == item);
+      CHECK(setup.HoldsBytesOf(item, answer.data));
+      CHECK(setup.Reading().empty());
+      setup.cache.Unpin(answer.item);
+    }
+  }
+  CHECK(setup.Reading().empty());
+  setup.cache.CheckIdle();
+}
+
+TEST_CASE("the least recently used entry is evicted first") {
+  Setup setup(Slots(3));
+  for (const uint32_t item : {0, 1, 2, 0}) setup.Touch(item);
+  setup.Touch(3);
+  CHECK(setup.cache.IsReady(0));
+  CHECK_FALSE(setup.cache.IsReady(1));
+  CHECK(setup.cache.IsReady(2));
+  setup.Touch(4);
+  CHECK(setup.cache.IsReady(0));
+  CHECK_FALSE(setup.cache.IsReady(2));
+  CHECK(setup.cache.Stats().evictions == 2);
+}
+
+TEST_CASE("a pinned entry is never evicted, its unpin serves who waits") {
+  Setup setup(Slots(2));
+  setup.cache.Request(0, 0);
+  setup.Complete(0);
+  setup.Touch(1);
+  setup.Touch(2);
+  CHECK(setup.cache.IsReady(0));
+  setup.cache.Request(3, 3);
+  setup.Complete(3);
+  setup.cache.Request(4, 4);
+  CHECK(setup.Reading().empty());
+  setup.cache.Unpin(0);
+  CHECK(setup.Reading() == Items{4});
+  CHECK_FALSE(setup.cache.IsReady(0));
+}
+
+TEST_CASE("a failed demand answers all its waiters, frees the slot and can be asked for again") {
+  Setup setup(Slots(1));
+  setup.cache.Request(1, 10);
+  setup.cache.Request(1, 11);
+  setup.cache.Request(2, 12);
+  setup.Complete(1, EIO);
+  REQUIRE(setup.answers.size() == 2);
+  for (const ReadyItem& answer : std::exchange(setup.answers, {})) {
+    CHECK(answer.data == nullptr);
+    CHECK(answer.result.error == EIO);
+    CHECK(answer.result.offset == kIoAlign);
+  }
+  CHECK(setup.Reading() == Items{2});
+  setup.Complete(2);
+  setup.cache.Unpin(2);
+  setup.Touch(1);
+  CHECK(setup.cache.IsReady(1));
+  CHECK(setup.cache.Stats().failures == 1);
+  setup.cache.CheckIdle();
+}
+
+TEST_CASE("a hint is read into a free slot and the request hits it") {
+  Setup setup(Slots(2));
+  setup.cache.Hint(12, 0);
+  setup.cache.Hint(12, 0);
+  setup.cache.Hint(12, 1);
+  CHECK(setup.Reading() == Items{12});
+  CHECK(setup.PendingOf(12).job.read_class == ReadClass::kPrefetch);
+  setup.Complete(12);
+  CHECK(setup.answers.empty());
+  CHECK(setup.cache.Request(12, 1) != nullptr);
+  setup.cache.Request(12, 2);
+  setup.cache.Unpin(12);
+  setup.cache.Unpin(12);
+  const CacheStats stats = setup.cache.Stats();
+  CHECK(stats.hints == 1);
+  CHECK(stats.hints_read == 1);
+  CHECK(stats.hints_used == 1);
+  CHECK(stats.bytes_prefetch == kIoAlign);
+  CHECK(stats.bytes_prefetch_used == kIoAlign);
+  CHECK(stats.bytes_demand == 0);
+  CHECK(stats.hits == 2);
+}
+
+TEST_CASE("a demand joins a hint that is being read and promotes it") {
+  Setup setup(Slots(1));
+  setup.cache.Hint(12, 0);
+  CHECK(setup.cache.Request(12, 5) == nullptr);
+  CHECK(setup.PendingOf(12).promoted);
+  CHECK(setup.reader.Submissions() == 1);
+  setup.Complete(12);
+  CHECK(setup.Answer().waiter == 5);
+  setup.cache.Unpin(12);
+  const CacheStats stats = setup.cache.Stats();
+  CHECK(stats.joined == 1);
+  CHECK(stats.misses == 0);
+  CHECK(stats.hints_used == 1);
+  CHECK(stats.bytes_prefetch_used == kIoAlign);
+}
+
+TEST_CASE("a demand for an item whose hint is still queued reads it as demand, once") {
+  Setup setup(Slots(1));
+  setup.cache.Request(0, 0);
+  setup.cache.Hint(12, 0);
+  CHECK(setup.Reading() == Items{0});
+  setup.cache.Request(12, 1);
+  setup.Complete(0);
+  setup.cache.Unpin(0);
+  CHECK(setup.PendingOf(12).job.read_class == ReadClass::kDemand);
+  setup.Complete(12);
+  setup.cache.Unpin(12);
+  CHECK(setup.Reading().empty());
+  CHECK(setup.cache.Stats().misses == 2);
+}
+
+TEST_CASE("no hint is read while a demand waits for a slot") {
+  Setup setup(Slots(1));
+  setup.cache.Request(0, 0);
+  setup.cache.Request(1, 1);
+  setup.cache.Hint(12, 0);
+  setup.Complete(0);
+  CHECK(setup.Reading().empty());
+  setup.cache.Unpin(0);
+  CHECK(setup.Reading() == Items{1});
+}
+
+TEST_CASE("a hint takes a cold entry and leaves a warm one") {
+  Setup setup(Slots(2));
+  setup.Touch(0);
+  setup.Touch(1);
+  setup.cache.Hint(12, 0);
+  // Two uses went by since item 0 (taking a slot and filling it for item 1): cold.
+  CHECK(setup.Reading() == Items{12});
+  CHECK_FALSE(setup.cache.IsReady(0));
+  setup.cache.Hint(13, 0);
+  CHECK(setup.Reading() == Items{12});
+  CHECK(setup.cache.IsReady(1));
+  setup.Complete(12);
+  // Now item 1 is cold too; 12 is not, and is protected besides.
+  CHECK(setup.Reading() == Items{13});
+}
+
+TEST_CASE("a hint never evicts a hinted entry whose layer is not routed yet, a demand may") {
+  Setup setup(Slots(2));
+  setup.cache.Hint(10, 0);
+  setup.cache.Hint(11, 0);
+  setup.Complete(10);
+  setup.Complete(11);
+  setup.cache.Hint(12, 0);
+  for (int i = 0; i < 10; ++i) setup.cache.Unpin((setup.cache.Request(11, 0), 11));
+  CHECK(setup.Reading().empty());  // 10 is cold, but hinted
+  CHECK(setup.cache.Request(5, 0) == nullptr);
+  CHECK(setup.Reading() == Items{5});
+  CHECK_FALSE(setup.cache.IsReady(10));
+  CHECK(setup.cache.Stats().bytes_prefetch_wasted == kIoAlign);
+}
+
+TEST_CASE("a hint also protects what was resident before") {
+  Setup setup(Slots(2));
+  setup.Touch(10);
+  setup.Touch(0);
+  setup.cache.Hint(10, 0);
+  for (int i = 0; i < 3; ++i) setup.Touch(0);
+  setup.cache.Hint(12, 0);
+  CHECK(setup.Reading().empty());
+  setup.cache.LayerRouted(1, 0);  // 10 gives way now, but so does the hint for 12
+  setup.cache.Hint(22, 0);
+  CHECK(setup.Reading() == Items{22});
+}
+
+TEST_CASE("a refuted hint gives its slot back") {
+  SUBCASE("still in the queue: dropped") {
+    Setup setup(Slots(1));
+    setup.cache.Request(0, 0);
+    setup.cache.Hint(12, 0);
+    setup.cache.LayerRouted(1, 0);
+    setup.Complete(0);
+    setup.cache.Unpin(0);
+    CHECK(setup.Reading().empty());
+    CHECK(setup.cache.Stats().hints_dropped == 1);
+  }
+  SUBCASE("handed to the reader but not sent: taken back") {
+    Setup setup(Slots(1));
+    setup.cache.Hint(12, 0);
+    setup.cache.LayerRouted(1, 0);
+    CHECK(setup.Reading().empty());
+    CHECK(setup.cache.Stats().hints_dropped == 1);
+    setup.cache.Hint(22, 0);
+    CHECK(setup.Reading() == Items{22});
+  }
+  SUBCASE("being read: the next hint takes its slot when it has come") {
+    Setup setup(Slots(1));
+    setup.cache.Hint(12, 0);
+    setup.reader.MarkSent(setup.PendingOf(12).job.id);
+    setup.cache.LayerRouted(1, 0);
+    setup.cache.Hint(22, 0);
+    CHECK(setup.Reading() == Items{12});
+    setup.Complete(12);
+    CHECK(setup.Reading() == Items{22});
+    CHECK(setup.cache.Stats().bytes_prefetch_wasted == kIoAlign);
+  }
+  SUBCASE("read: the next hint takes its slot") {
+    Setup setup(Slots(1));
+    setup.cache.Hint(12, 0);
+    setup.Complete(12);
+    setup.cache.Hint(22, 0);
+    CHECK(setup.Reading().empty());
+    setup.cache.LayerRouted(1, 0);
+    CHECK(setup.Reading() == Items{22});
+  }
+}
+
+TEST_CASE("routing a layer drops the hints of that frame and that layer only") {
+  Setup setup(Slots(1));
+  setup.cache.Request(0, 0);
+  setup.cache.Hint(12, 0);
+  setup.cache.Hint(12, 1);
+  setup.cache.Hint(13, 0);
+  setup.cache.Hint(22, 0);
+  setup.cache.LayerRouted(1, 0);
+  CHECK(setup.cache.Stats().hints_dropped == 1);  // 13; frame 1 still wants 12
+  setup.cache.LayerRouted(1, 1);
+  CHECK(setup.cache.Stats().hints_dropped == 2);
+  setup.cache.LayerRouted(99, 0);
+  setup.cache.DropHints();
+  CHECK(setup.cache.Stats().hints_dropped == 3);
+}
+
+TEST_CASE("a hint that came true is as warm as any entry after its layer is routed") {
+  Setup setup(Slots(1));
+  setup.cache.Hint(12, 0);
+  setup.Complete(12);
+  CHECK(setup.cache.Request(12, 0) != nullptr);
+  setup.cache.LayerRouted(1, 0);
+  setup.cache.Unpin(12);
+  setup.cache.Hint(22, 0);
+  CHECK(setup.Reading().empty());
+  CHECK(setup.cache.IsReady(12));
+}
+
+TEST_CASE("a demand takes back the newest hint that is not being read, which stays a hint") {
+  Setup setup(Slots(2));
+  setup.cache.Hint(12, 0);
+  setup.cache.Hint(13, 0);
+  setup.cache.Request(5, 5);
+  CHECK(setup.Reading() == Items{12, 5});
+  setup.Complete(5);
+  setup.Complete(12);
+  setup.cache.Unpin(5);
+  CHECK(setup.Reading().empty());
+  setup.Touch(12);
+  CHECK(setup.Reading() == Items{13});  // 5 is cold
+}
+
+TEST_CASE("a demand waits for hints that are being read") {
+  Setup setup(Slots(1));
+  setup.cache.Hint(12, 0);
+  setup.reader.MarkSent(setup.PendingOf(12).job.id);
+  setup.cache.Request(5, 5);
+  CHECK(setup.Reading() == Items{12});
+  setup.Complete(12);
+  CHECK(setup.Reading() == Items{5});
+}
+
+TEST_CASE("a demand does not take back a hint that another demand has joined") {
+  Setup setup(Slots(1));
+  setup.cache.Hint(12, 0);
+  setup.cache.Request(12, 1);
+  setup.cache.Request(5, 5);
+  CHECK(setup.Reading() == Items{12});
+  setup.Complete(12);
+  CHECK(setup.Answer().item == 12);
+  setup.cache.Unpin(12);
+  CHECK(setup.Reading() == Items{5});
+}
+
+TEST_CASE("a failed prefetch that a demand joined is read once more before it fails") {
+  for (const int second : {0, EIO}) {
+    Setup setup(Slots(1));
+    setup.cache.Hint(12, 0);
+    setup.cache.Request(12, 3);
+    setup.Complete(12, ENODATA);
+    CHECK(setup.answers.empty());
+    CHECK(setup.PendingOf(12).job.read_class == ReadClass::kDemand);
+    setup.Complete(12, second);
+    const ReadyItem answer = setup.Answer();
+    CHECK(answer.result.error == second);
+    CHECK((answer.data != nullptr) == (second == 0));
+    CHECK(setup.Reading().empty());
+    if (second == 0) setup.cache.Unpin(12);
+    CHECK(setup.cache.Stats().failures == (second == 0 ? 0 : 1));
+    setup.cache.CheckIdle();
+  }
+}
+
+TEST_CASE("a failed prefetch without a demand is forgotten and its slot is free") {
+  Setup setup(Slots(1));
+  setup.cache.Hint(12, 0);
+  setup.cache.Hint(13, 0);
+  setup.Complete(12, EIO);
+  CHECK(setup.answers.empty());
+  CHECK(setup.Reading() == Items{13});
+  CHECK(setup.cache.Stats().failures == 0);
+  setup.Complete(13);
+  setup.Touch(12);
+  CHECK(setup.cache.IsReady(12));
+}
+
+TEST_CASE("an answer that belongs to an earlier read of the item is ignored") {
+  Setup setup(Slots(1));
+  setup.cache.Request(3, 1);
+  const uint64_t old = setup.PendingOf(3).job.id;
+  setup.Complete(3);
+  setup.cache.Unpin(3);
+  setup.Touch(4);
+  setup.answers.clear();
+  setup.reader.Answer(old, {});  // Absent
+  CHECK_FALSE(setup.cache.IsReady(3));
+  setup.cache.Request(3, 2);
+  CHECK(setup.PendingOf(3).job.id != old);
+  setup.reader.Answer(old, {});  // Reading again
+  setup.reader.Answer(old, {EIO, 0, 0});
+  CHECK(setup.answers.empty());
+  setup.Complete(3);
+  CHECK(setup.Answer().waiter == 2);
+  setup.reader.Answer(old, {EIO, 0, 0});  // Ready
+  CHECK(setup.cache.IsReady(3));
+  setup.cache.Unpin(3);
+  setup.cache.CheckIdle();
+}
+
+TEST_CASE("slot classes do not wait for each other") {
+  Setup setup({{kIoAlign, 1}, {2 * kIoAlign, 1}}, 30);
+  setup.cache.Request(0, 0);
+  setup.cache.Request(1, 1);
+  setup.cache.Request(30, 30);
+  CHECK(setup.Reading() == Items{0, 30});
+  setup.cache.Hint(31, 0);
+  setup.Complete(30);
+  setup.cache.Unpin(30);
+  setup.cache.Request(32, 32);
+  CHECK(setup.Reading() == Items{0, 32});
+  setup.Complete(0);
+  setup.cache.Unpin(0);
+  CHECK(setup.Reading() == Items{32, 1});
+}
+
+TEST_CASE("only so many hints are with the reader at one time") {
+  Setup setup(Slots(20));
+  for (uint32_t item = 10; item < 30; ++item) setup.cache.Hint(item, 0);
+  CHECK(setup.Reading().size() == 8);
+  setup.Complete(10);
+  CHECK(setup.Reading().size() == 8);
+  CHECK(setup.Reading().back() == 18);
+}
+
+TEST_CASE("stopping answers every demand, with or without a slot, and takes no pin") {
+  Setup setup(Slots(1));
+  setup.cache.Request(0, 0);
+  setup.cache.Request(1, 1);
+  setup.cache.Request(1, 2);
+  setup.cache.Hint(12, 0);
+  setup.cache.Stop();
+  REQUIRE(setup.answers.size() == 3);
+  for (const ReadyItem& answer : setup.answers) {
+    CHECK(answer.data == nullptr);
+    CHECK(answer.result.error == ECANCELED);
+  }
+  CHECK(setup.reader.PendingCount() == 0);
+  setup.cache.CheckIdle();
+  setup.cache.Stop();
+  CHECK(setup.answers.size() == 3);
+}
+
+TEST_CASE("stopping does not read a joined hint once more") {
+  Setup setup(Slots(1));
+  setup.cache.Hint(12, 0);
+  setup.cache.Request(12, 1);
+  setup.cache.Stop();
+  CHECK(setup.Answer().result.error == ECANCELED);
+  CHECK(setup.reader.Submissions() == 1);
+}
+
+// Several workers request, hint, route and unpin at random over the pread reader; every answer is
+// compared with the file, one file is truncated so that reads fail too.
+struct RandomRun {
+  static constexpr uint32_t kItems = 120;
+  static constexpr uint32_t kLayers = 6;
+  static constexpr uint32_t kRequests = 1500;  // for each worker
+
+  RandomRun(uint32_t slots, uint32_t seed_in) : seed(seed_in) {
+    // Page i of file 0 and one or two pages of file 1: two slot classes.
+    files.Add(dir.Write("0", PatternBytes(0, kItems * kIoAlign)));
+    files.Add(dir.Write("1", PatternBytes(1, (kItems + 2) * kIoAlign)));
+    std::filesystem::resize_file(dir.Path("1"), (kItems - 8) * kIoAlign);
+    std::vector<CacheItem> items;
+    extents.reserve(kItems);
+    for (uint32_t i = 0; i < kItems; ++i) {
+      const Extent one = {0, i * kIoAlign, kIoAlign, 0};
+      if (i % 3 == 0) {
+        extents.push_back({one, {1, i * kIoAlign, 2 * kIoAlign, kIoAlign}});
+      } else {
+        extents.push_back({one, {1, i * kIoAlign, kIoAlign, kIoAlign}});
+      }
+    }
+    for (uint32_t i = 0; i < kItems; ++i) {
+      items.push_back(
+          {static_cast<uint16_t>(i % kLayers), static_cast<uint16_t>(i % 3 == 0), extents[i]});
+    }
+    pool = std::make_unique<SlotPool>(
+        std::vector<SlotClass>{{2 * kIoAlign, slots}, {3 * kIoAlign, slots}});
+    reader = MakeReader(IoBackend::kPread, files, {.depth = 4, .prefetch_depth = 2}, nullptr);
+    cache = std::make_unique<ExpertCache>(std::move(items), *pool, *reader,
+                                          [this](const ReadyItem& ready) { Answered(ready); });
+  }
+
+  void Answered(const ReadyItem& ready) {
+    {
+      std::lock_guard lock(mutex);
+      answered.push_back(ready);
+    }
+    changed.notify_one();
+  }
+
+  bool MayFail(uint32_t item) const {
+    return extents[item][1].offset + extents[item][1].bytes > (kItems - 8) * kIoAlign;
+  }
+
+  void Check(uint32_t item, const std::byte* data, const ReadResult& result) {
+    ++answers;
+    if (data == nullptr) {
+      if (result.error != ENODATA || !MayFail(item)) ++wrong;
+      return;
+    }
+    if (MayFail(item)) ++wrong;
+    for (const Extent& extent : extents[item]) {
+      for (uint64_t i = 0; i < extent.bytes; i += 61) {
+        if (data[extent.dest + i] != PatternByte(extent.file, extent.offset + i)) ++wrong;
+      }
+    }
+    cache->Unpin(item);
+  }
+
+  void Work(uint32_t worker) {
+    std::mt19937 random(seed * 977 + worker);
+    const uint16_t frame = static_cast<uint16_t>(worker);
+    for (uint32_t i = 0; i < kRequests; ++i) {
+      const uint32_t item = static_cast<uint32_t>(random() % kItems);
+      switch (random() % 4) {
+        case 0:
+          cache->Hint(item, frame);
+          break;
+        case 1:
+          cache->LayerRouted(static_cast<uint16_t>(random() % kLayers), frame);
+          break;
+        default:
+          break;
+      }
+      if (const std::byte* data = cache->Request(item, item)) {
+        Check(item, data, {});
+      } else {
+        ++owed;
+      }
+    }
+  }
+
+  // Answers are checked and unpinned here, away from the thread that delivers them.
+  void Consume() {
+    for (;;) {
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [&] { return !answered.empty() || over; });
+      if (answered.empty()) return;
+      const ReadyItem ready = answered.front();
+      answered.pop_front();
+      lock.unlock();
+      if (ready.waiter != ready.item) ++wrong;
+      Check(ready.item, ready.data, ready.result);
+      --owed;
+    }
+  }
+
+  void Run() {
+    std::vector<std::thread> workers;
+    std::thread consumers[2] = {std::thread([&] { Consume(); }), std::thread([&] { Consume(); })};
+    for (uint32_t worker = 0; worker < 3; ++worker) {
+      workers.emplace_back([&, worker] { Work(worker); });
+    }
+    for (std::thread& worker : workers) worker.join();
+    // Every request is answered without any further push: a lost wake-up hangs here.
+    while (owed > 0) std::this_thread::yield();
+    {
+      std::lock_guard lock(mutex);
+      over = true;
+    }
+    changed.notify_all();
+    for (std::thread& consumer : consumers) consumer.join();
+    cache->DropHints();
+    cache->Stop();
+    cache->CheckIdle();
+  }
+
+  const uint32_t seed;
+  TempDir dir;
+  FileTable files;
+  std::vector<std::vector<Extent>> extents;
+  std::unique_ptr<SlotPool> pool;
+  std::unique_ptr<Reader> reader;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<ReadyItem> answered;
+  bool over = false;
+  std::atomic<int64_t> owed{0};
+  std::atomic<uint64_t> answers{0}, wrong{0};
+  std::unique_ptr<ExpertCache> cache;
+};
+
+TEST_CASE("random requests of several threads all get their item's bytes or its error") {
+  for (const uint32_t slots : {1u, 3u, 16u, 100u}) {
+    RandomRun run(slots, slots);
+    run.Run();
+    CAPTURE(slots);
+    CHECK(run.wrong == 0);
+    CHECK(run.answers == 3 * RandomRun::kRequests);
+    const CacheStats stats = run.cache->Stats();
+    CHECK(stats.hits + stats.joined + stats.misses == 3 * RandomRun::kRequests);
+    CHECK(stats.failures > 0);
+  }
+}
+
+}  // namespace
+}  // namespace colibri

@@ -1,0 +1,479 @@
+// One suite over every Reader: io_uring, pread and the scripted one, buffered and direct.
+#include "io/reader.h"
+
+#include <doctest/doctest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "io/error.h"
+#include "io/file.h"
+#include "io/slot_pool.h"
+#include "tests/fake_reader.h"
+#include "tests/temp_dir.h"
+
+namespace colibri {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+// Collects callbacks; waits for them.
+class Answers {
+ public:
+  ReadDone Callback() {
+    return [this](uint64_t id, const ReadResult& result) {
+      {
+        std::lock_guard lock(mutex_);
+        CHECK(results_.emplace(id, result).second);
+        threads_[std::this_thread::get_id()]++;
+      }
+      changed_.notify_all();
+    };
+  }
+  void WaitFor(size_t count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return results_.size() >= count; });
+  }
+  ReadResult Of(uint64_t id) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return results_.count(id) > 0; });
+    return results_.at(id);
+  }
+  size_t Count() {
+    std::lock_guard lock(mutex_);
+    return results_.size();
+  }
+  size_t Threads() {
+    std::lock_guard lock(mutex_);
+    return threads_.size();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uint64_t, ReadResult> results_;
+  std::map<std::thread::id, int> threads_;
+};
+
+// The scripted reader with a thread that completes whatever is submitted.
+class AutoFakeReader final : public Reader {
+ public:
+  explicit AutoFakeReader(const FileTable& files) : fake_(&files) {}
+  ~AutoFakeReader() override { Stop(); }
+  void Start(ReadDone done) override {
+    fake_.Start(std::move(done));
+    thread_ = std::thread([this] {
+      for (;;) {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return stopping_ || fake_.PendingCount() > 0; });
+        if (stopping_) return;
+        lock.unlock();
+        fake_.CompleteOldest();
+      }
+    });
+  }
+  void Submit(const ReadJob& job) override {
+    {
+      std::lock_guard lock(mutex_);
+      fake_.Submit(job);
+    }
+    changed_.notify_all();
+  }
+  void Promote(uint64_t id) override { fake_.Promote(id); }
+  bool Cancel(uint64_t id) override { return fake_.Cancel(id); }
+  void Stop() override {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+    fake_.Stop();
+  }
+  ReaderStats Stats() const override { return {}; }
+  std::string Name() const override { return "fake"; }
+
+ private:
+  FakeReader fake_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+using Make = std::function<std::unique_ptr<Reader>(const FileTable&, const ReaderOptions&)>;
+
+struct Backend {
+  std::string name;
+  Make make;
+  bool direct = false;
+};
+
+std::vector<Backend> RealBackends() {
+  const Make pread = [](const FileTable& files, const ReaderOptions& options) {
+    return MakeReader(IoBackend::kPread, files, options, nullptr);
+  };
+  const Make uring = [](const FileTable& files, const ReaderOptions& options) {
+    return MakeReader(IoBackend::kUring, files, options, nullptr);
+  };
+  std::vector<Backend> backends = {{"pread", pread, false}, {"pread direct", pread, true}};
+  try {
+    uring(FileTable(), {});
+    backends.push_back({"io_uring", uring, false});
+    backends.push_back({"io_uring direct", uring, true});
+  } catch (const IoError& error) {
+    MESSAGE("io_uring not tested: " << error.what());
+  }
+  return backends;
+}
+
+std::vector<Backend> AllBackends() {
+  std::vector<Backend> backends = RealBackends();
+  const Make fake = [](const FileTable& files, const ReaderOptions&) {
+    return std::make_unique<AutoFakeReader>(files);
+  };
+  backends.push_back({"fake", fake, false});
+  return backends;
+}
+
+// Runs `body` for each backend, its name in the messages of failed checks.
+void ForEach(const std::vector<Backend>& backends,
+             const std::function<void(const Backend&)>& body) {
+  for (const Backend& backend : backends) {
+    CAPTURE(backend.name);
+    body(backend);
+  }
+}
+
+// Three files of pattern bytes: 3 MiB + 5000, 100, 64 KiB.
+struct Shards {
+  explicit Shards(const Backend& backend) {
+    const std::vector<uint64_t> sizes = {3 * kMiB + 5000, 100, 65'536};
+    for (uint32_t i = 0; i < sizes.size(); ++i) {
+      files.Add(dir.Write(std::to_string(i), PatternBytes(i, sizes[i])));
+    }
+    if (backend.direct) files.EnableDirect();
+  }
+
+  // Every byte of the extent that the file has arrived, and nothing beyond it.
+  bool Holds(const std::byte* destination, const Extent& extent) const {
+    for (uint64_t i = 0; i < extent.bytes; ++i) {
+      if (extent.offset + i >= files.Size(extent.file)) break;
+      if (destination[extent.dest + i] != PatternByte(extent.file, extent.offset + i)) return false;
+    }
+    return true;
+  }
+
+  TempDir dir;
+  FileTable files;
+};
+
+TEST_CASE("a job of extents over several files brings their bytes to the right places") {
+  ForEach(AllBackends(), [](const Backend& backend) {
+    Shards shards(backend);
+    SlotPool pool({{4 * kMiB, 2}});
+    Answers answers;
+    const std::unique_ptr<Reader> reader = backend.make(shards.files, {});
+    reader->Start(answers.Callback());
+    // The second ends with the file's last, partial page; the third in a page of 100 bytes.
+    const std::vector<Extent> extents = {{0, 8192, 2 * kMiB, 0},
+                                         {0, 3 * kMiB, 8192, 2 * kMiB},
+                                         {1, 0, 4096, 2 * kMiB + 8192},
+                                         {2, 4096, 61'440, 3 * kMiB}};
+    pool.Data(0, 1)[0] = std::byte{42};
+    reader->Submit({11, ReadClass::kDemand, pool.Data(0, 0), extents});
+    CHECK(answers.Of(11).error == 0);
+    for (const Extent& extent : extents) CHECK(shards.Holds(pool.Data(0, 0), extent));
+    CHECK(pool.Data(0, 1)[0] == std::byte{42});
+    reader->Stop();
+    CHECK(answers.Count() == 1);
+  });
+}
+
+TEST_CASE("an extent may reach far past the end of its file") {
+  ForEach(AllBackends(), [](const Backend& backend) {
+    Shards shards(backend);
+    SlotPool pool({{4 * kMiB, 1}});
+    Answers answers;
+    const std::unique_ptr<Reader> reader = backend.make(shards.files, {});
+    reader->Start(answers.Callback());
+    const std::vector<Extent> extents = {{0, 2 * kMiB, 4 * kMiB, 0}};
+    reader->Submit({1, ReadClass::kPrefetch, pool.Data(0, 0), extents});
+    CHECK(answers.Of(1).error == 0);
+    CHECK(shards.Holds(pool.Data(0, 0), extents[0]));
+    reader->Stop();
+  });
+}
+
+TEST_CASE("many jobs of both classes all end, once, with their own bytes, on one thread") {
+  ForEach(AllBackends(), [](const Backend& backend) {
+    Shards shards(backend);
+    constexpr uint32_t kJobs = 200;
+    SlotPool pool({{32'768, kJobs}});
+    Answers answers;
+    const std::unique_ptr<Reader> reader =
+        backend.make(shards.files, {.depth = 16, .prefetch_depth = 3});
+    reader->Start(answers.Callback());
+    std::vector<std::vector<Extent>> extents(kJobs);
+    for (uint32_t id = 0; id < kJobs; ++id) {
+      extents[id] = {{0, 4096 * (id * 3 % 700), 12'288, 0}, {2, 4096 * (id % 12), 16'384, 16'384}};
+    }
+    const auto submit = [&](uint32_t from) {
+      for (uint32_t id = from; id < kJobs; id += 2) {
+        const ReadClass read_class = id % 3 == 0 ? ReadClass::kPrefetch : ReadClass::kDemand;
+        reader->Submit({id, read_class, pool.Data(0, id), extents[id]});
+        if (id % 5 == 0) reader->Promote(id);
+      }
+    };
+    std::thread other([&] { submit(1); });
+    submit(0);
+    other.join();
+    answers.WaitFor(kJobs);
+    for (uint32_t id = 0; id < kJobs; ++id) {
+      CHECK(answers.Of(id).error == 0);
+      for (const Extent& extent : extents[id]) CHECK(shards.Holds(pool.Data(0, id), extent));
+    }
+    CHECK(answers.Threads() == 1);
+    reader->Stop();
+    CHECK(answers.Count() == kJobs);
+  });
+}
+
+TEST_CASE("more segments than the ring is deep are read, from callbacks too") {
+  ForEach(AllBackends(), [](const Backend& backend) {
+    Shards shards(backend);
+    SlotPool pool({{4 * kMiB, 1}});
+    const std::vector<Extent> extents = {{0, 0, 3 * kMiB, 0}};
+    Answers answers;
+    const std::unique_ptr<Reader> reader =
+        backend.make(shards.files, {.depth = 1, .prefetch_depth = 1});
+    const ReadDone record = answers.Callback();
+    reader->Start([&](uint64_t id, const ReadResult& result) {
+      if (id < 4) reader->Submit({id + 1, ReadClass::kPrefetch, pool.Data(0, 0), extents});
+      record(id, result);
+    });
+    reader->Submit({0, ReadClass::kDemand, pool.Data(0, 0), extents});
+    for (uint64_t id = 0; id <= 4; ++id) CHECK(answers.Of(id).error == 0);
+    CHECK(shards.Holds(pool.Data(0, 0), extents[0]));
+    reader->Stop();
+  });
+}
+
+TEST_CASE("a file truncated after it was opened fails the job with ENODATA, file and offset") {
+  ForEach(RealBackends(), [](const Backend& backend) {
+    Shards shards(backend);
+    std::filesystem::resize_file(shards.dir.Path("0"), kMiB + 8192);
+    SlotPool pool({{4 * kMiB, 1}});
+    Answers answers;
+    const std::unique_ptr<Reader> reader = backend.make(shards.files, {});
+    reader->Start(answers.Callback());
+    const std::vector<Extent> bad = {{2, 0, 4096, 3 * kMiB}, {0, 0, 2 * kMiB, 0}};
+    const std::vector<Extent> good = {{0, 4096, 8192, 0}};
+    reader->Submit({1, ReadClass::kDemand, pool.Data(0, 0), bad});
+    const ReadResult result = answers.Of(1);
+    CHECK(result.error == ENODATA);
+    CHECK(result.file == 0);
+    CHECK(result.offset == kMiB + 8192);
+    // The reader lives on.
+    reader->Submit({2, ReadClass::kDemand, pool.Data(0, 0), good});
+    CHECK(answers.Of(2).error == 0);
+    CHECK(reader->Stats().failures == 1);
+    reader->Stop();
+  });
+}
+
+TEST_CASE("a read that the kernel refuses fails its job alone") {
+  ForEach(RealBackends(), [](const Backend& backend) {
+    Shards shards(backend);
+    SlotPool pool({{kMiB, 1}});
+    Answers answers;
+    const std::unique_ptr<Reader> reader = backend.make(shards.files, {});
+    reader->Start(answers.Callback());
+    const std::vector<Extent> extents = {{2, 4096, 4096, 0}};
+    // Nothing is mapped there: EFAULT.
+    reader->Submit({1, ReadClass::kDemand, reinterpret_cast<std::byte*>(kIoAlign), extents});
+    const ReadResult result = answers.Of(1);
+    CHECK(result.error == EFAULT);
+    CHECK(result.file == 2);
+    CHECK(result.offset == 4096);
+    reader->Submit({2, ReadClass::kDemand, pool.Data(0, 0), extents});
+    CHECK(answers.Of(2).error == 0);
+    reader->Stop();
+  });
+}
+
+TEST_CASE("a direct read refused with EINVAL is read buffered") {
+  ForEach(RealBackends(), [](const Backend& backend) {
+    if (!backend.direct) return;
+    Shards shards(backend);
+    if (!shards.files.IsDirect(2)) return;
+    std::vector<std::byte> memory(3 * kIoAlign);
+    Answers answers;
+    const std::unique_ptr<Reader> reader = backend.make(shards.files, {});
+    reader->Start(answers.Callback());
+    const std::vector<Extent> extents = {{2, 4096, 4096, 0}};
+    // A destination that no direct read takes stands for a file system that lies.
+    std::byte* odd = memory.data();
+    while (reinterpret_cast<uintptr_t>(odd) % 4 != 1) ++odd;
+    reader->Submit({1, ReadClass::kDemand, odd, extents});
+    CHECK(answers.Of(1).error == 0);
+    CHECK(shards.Holds(odd, extents[0]));
+    CHECK_FALSE(shards.files.IsDirect(2));
+    CHECK(shards.files.IsDirect(0));
+    reader->Stop();
+  });
+}
+
+TEST_CASE("stop runs every callback: what was queued is cancelled, nothing comes after") {
+  ForEach(AllBackends(), [](const Backend& backend) {
+    Shards shards(backend);
+    constexpr uint32_t kJobs = 100;
+    SlotPool pool({{4 * kMiB, 1}});
+    Answers answers;
+    // One byte a second: after the first segment nothing moves until the stop.
+    const std::unique_ptr<Reader> reader =
+        backend.make(shards.files, {.depth = 4, .prefetch_depth = 1, .bytes_per_second = 1});
+    reader->Start(answers.Callback());
+    const std::vector<Extent> extents = {{0, 0, 3 * kMiB, 0}};
+    for (uint32_t id = 0; id < kJobs; ++id) {
+      reader->Submit(
+          {id, id % 2 == 0 ? ReadClass::kDemand : ReadClass::kPrefetch, pool.Data(0, 0), extents});
+    }
+    reader->Stop();
+    REQUIRE(answers.Count() == kJobs);
+    for (uint32_t id = 0; id < kJobs; ++id) {
+      const int error = answers.Of(id).error;
+      CHECK((error == ECANCELED || (error == 0 && backend.name == "fake")));
+    }
+    reader->Stop();
+    CHECK(answers.Count() == kJobs);
+  });
+}
+
+TEST_CASE("a cancelled job is forgotten, one that was sent is not") {
+  ForEach(RealBackends(), [](const Backend& backend) {
+    Shards shards(backend);
+    SlotPool pool({{4 * kMiB, 2}});
+    Answers answers;
+    const std::unique_ptr<Reader> reader =
+        backend.make(shards.files, {.depth = 4, .prefetch_depth = 1, .bytes_per_second = 1});
+    reader->Start(answers.Callback());
+    const std::vector<Extent> one = {{0, 0, kMiB, 0}};
+    reader->Submit({1, ReadClass::kDemand, pool.Data(0, 0), one});
+    CHECK(answers.Of(1).error == 0);
+    CHECK_FALSE(reader->Cancel(1));
+    // The throttle holds back everything after the first segment.
+    reader->Submit({2, ReadClass::kPrefetch, pool.Data(0, 1), one});
+    CHECK(reader->Cancel(2));
+    CHECK_FALSE(reader->Cancel(2));
+    reader->Stop();
+    CHECK(answers.Count() == 1);
+  });
+}
+
+TEST_CASE("a reader that was never started, or has nothing to do, stops") {
+  ForEach(AllBackends(), [](const Backend& backend) {
+    Shards shards(backend);
+    Answers answers;
+    backend.make(shards.files, {})->Stop();
+    { const std::unique_ptr<Reader> reader = backend.make(shards.files, {}); }
+    const std::unique_ptr<Reader> reader = backend.make(shards.files, {});
+    reader->Start(answers.Callback());
+    reader->Stop();
+    CHECK(answers.Count() == 0);
+  });
+}
+
+TEST_CASE("statistics tell the classes apart and count what arrived") {
+  ForEach(RealBackends(), [](const Backend& backend) {
+    Shards shards(backend);
+    SlotPool pool({{4 * kMiB, 2}});
+    Answers answers;
+    const std::unique_ptr<Reader> reader = backend.make(shards.files, {});
+    reader->Start(answers.Callback());
+    const std::vector<Extent> a = {{0, 0, 2 * kMiB, 0}}, b = {{1, 0, 4096, 0}};
+    reader->Submit({1, ReadClass::kDemand, pool.Data(0, 0), a});
+    reader->Submit({2, ReadClass::kPrefetch, pool.Data(0, 1), b});
+    answers.WaitFor(2);
+    reader->Stop();
+    const ReaderStats stats = reader->Stats();
+    CHECK(stats.demand_bytes == 2 * kMiB);
+    CHECK(stats.prefetch_bytes == 100);
+    CHECK(stats.segments >= 3);
+    CHECK(stats.failures == 0);
+    CHECK(stats.busy_ns > 0);
+  });
+}
+
+// From now on this thread, and those it starts, get EPERM for io_uring_setup: Docker's default.
+bool DenyUring() {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter = {4, program};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0) == 0;
+}
+
+TEST_CASE("where io_uring is denied, auto reads with pread and says why, and uring refuses") {
+  Shards shards({});
+  SlotPool pool({{kMiB, 1}});
+  bool denied = false;
+  std::string note = "untouched", name, refusal;
+  int error = -1;
+  std::thread sandbox([&] {
+    denied = DenyUring();
+    if (!denied) return;
+    try {
+      MakeReader(IoBackend::kUring, shards.files, {}, nullptr);
+    } catch (const IoError& thrown) {
+      refusal = thrown.what();
+    }
+    Answers answers;
+    const std::unique_ptr<Reader> reader = MakeReader(IoBackend::kAuto, shards.files, {}, &note);
+    name = reader->Name();
+    reader->Start(answers.Callback());
+    const std::vector<Extent> extents = {{2, 0, 65'536, 0}};
+    reader->Submit({1, ReadClass::kDemand, pool.Data(0, 0), extents});
+    error = answers.Of(1).error;
+    reader->Stop();
+  });
+  sandbox.join();
+  if (!denied) {
+    MESSAGE("seccomp filters cannot be set here: fallback not tested");
+    return;
+  }
+  CHECK(name == "pread x8");
+  CHECK(error == 0);
+  CHECK(note.find("io_uring_setup: Operation not permitted") != std::string::npos);
+  CHECK(note.find("kernel.io_uring_disabled: ") != std::string::npos);
+  CHECK(note.find('\n') == std::string::npos);
+  CHECK(refusal.find("Operation not permitted") != std::string::npos);
+}
+
+TEST_CASE("a reader that was asked for by name leaves no note") {
+  Shards shards({});
+  std::string note = "untouched";
+  const std::unique_ptr<Reader> reader = MakeReader(IoBackend::kPread, shards.files, {}, &note);
+  CHECK(reader->Name() == "pread x8");
+  CHECK(note.empty());
+}
+
+}  // namespace
+}  // namespace colibri
