@@ -1,47 +1,81 @@
-// Chooses the SIMD target. For now every kernel is its scalar reference.
+// Names and forces the SIMD target, and forwards the kernels that need no vectors of ours: they are
+// loops the compiler vectorises, or bound by libm.
+// Threads: any, but ForceSimdTarget only while no kernel runs.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/dispatch.cc"
+#include "kernels/dispatch.h"
+
+#include <algorithm>
+#include <stdexcept>
+
 #include "kernels/kernels.h"
+#include "kernels/targets.h"
 
+COLIBRI_BEFORE_NAMESPACE();
 namespace colibri {
+namespace HWY_NAMESPACE {
 
-void Matmul(const PackedMatrix& w, int32_t first, int32_t last, const float* x, size_t x_stride,
-            size_t rows, float* y, size_t y_stride) {
-  scalar::Matmul(w, first, last, x, x_stride, rows, y, y_stride);
+// Asked of the dispatch table itself: what runs, not what was wished for.
+const char* TargetOfTable() { return hwy::TargetName(HWY_TARGET); }
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace colibri
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace colibri {
+namespace {
+
+constexpr const char* kScalar = "SCALAR";
+
+// Best first. Listed once, before the first forcing, which Highway lets the list follow.
+const std::vector<int64_t>& HighwayTargets() {
+  static const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
+  return targets;
 }
-void MatmulTransposed(const PackedMatrix& w, int32_t first, int32_t last, const float* x,
-                      size_t x_stride, size_t rows, float* y, size_t y_stride) {
-  scalar::MatmulTransposed(w, first, last, x, x_stride, rows, y, y_stride);
+
+// 0 gives back the best target.
+void UseHighwayTarget(int64_t target) {
+  hwy::SetSupportedTargetsForTest(target);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
-void DequantiseRow(const PackedMatrix& w, int32_t row, float* y) {
-  scalar::DequantiseRow(w, row, y);
+
+}  // namespace
+
+HWY_EXPORT(TargetOfTable);
+
+std::string SimdTarget() {
+  return internal::scalar_forced ? kScalar : HWY_DYNAMIC_DISPATCH(TargetOfTable)();
 }
-void RmsNorm(const float* x, const float* w, size_t n, float eps, float* y) {
-  scalar::RmsNorm(x, w, n, eps, y);
+
+std::vector<std::string> SimdTargets() {
+  std::vector<std::string> names;
+  for (int64_t target : HighwayTargets()) {
+    names.emplace_back(hwy::TargetName(target));
+  }
+  if (std::find(names.begin(), names.end(), kScalar) == names.end()) names.emplace_back(kScalar);
+  return names;
 }
-void LayerNorm(const float* x, const float* w, const float* b, size_t n, float eps, float* y) {
-  scalar::LayerNorm(x, w, b, n, eps, y);
+
+void ForceSimdTarget(const std::string& name) {
+  const auto named = [&](int64_t target) { return name == hwy::TargetName(target); };
+  const std::vector<int64_t>& targets = HighwayTargets();
+  const auto found = std::find_if(targets.begin(), targets.end(), named);
+  if (found == targets.end() && !name.empty() && name != kScalar) {
+    throw std::invalid_argument("no SIMD target " + name + " on this machine");
+  }
+  internal::scalar_forced = name == kScalar;
+  UseHighwayTarget(found == targets.end() ? 0 : *found);
 }
-void Rope(float* x, const float* cos, const float* sin, size_t pairs) {
-  scalar::Rope(x, cos, sin, pairs);
-}
-void SiluMul(const float* gate, const float* up, size_t n, float* y) {
-  scalar::SiluMul(gate, up, n, y);
-}
-void AddScaled(float a, const float* x, size_t n, float* y) { scalar::AddScaled(a, x, n, y); }
+
 void StoreKv(const float* x, size_t n, KvType type, std::byte* dst) {
   scalar::StoreKv(x, n, type, dst);
 }
-void IndexScores(const KvView& keys, int32_t heads, const float* q, const float* w, float scale,
-                 int32_t first, int32_t last, float* scores) {
-  scalar::IndexScores(keys, heads, q, w, scale, first, last, scores);
-}
-void AttendLatents(const LatentAttention& a, int32_t first_head, int32_t last_head) {
-  scalar::AttendLatents(a, first_head, last_head);
-}
+
 bool AllFinite(const float* x, size_t n) { return scalar::AllFinite(x, n); }
+
 double LogSumExp(const float* x, size_t n) { return scalar::LogSumExp(x, n); }
 
-std::string SimdTarget() { return "SCALAR"; }
-std::vector<std::string> SimdTargets() { return {"SCALAR"}; }
-void ForceSimdTarget(const std::string&) {}
-
 }  // namespace colibri
+#endif  // HWY_ONCE
