@@ -15,6 +15,12 @@ namespace colibri {
 enum class AddedTokens : uint8_t { kRecognise, kPlain };
 enum class SpecialTokens : uint8_t { kKeep, kSkip };
 
+// A part of a text: an added token's spelling (id >= 0), or what lies between them (-1).
+struct TextPart {
+  std::string_view text;
+  int32_t id = -1;
+};
+
 class Tokenizer {
  public:
   // Throws ModelError with the path and what is wrong or not supported.
@@ -26,6 +32,8 @@ class Tokenizer {
 
   // Any bytes are accepted, broken UTF-8 included.
   std::vector<int32_t> Encode(std::string_view text, AddedTokens added) const;
+  // The text cut at the added tokens that Encode recognises; parts are views into it.
+  std::vector<TextPart> SplitAdded(std::string_view text) const;
   // The bytes of the ids put together; not necessarily whole UTF-8 sequences. Unknown ids give
   // nothing. kSkip leaves out tokens flagged special.
   std::string DecodeBytes(std::span<const int32_t> ids, SpecialTokens special) const;
