@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace colibri {
@@ -41,6 +42,8 @@ struct Request {
   std::string effort;          // effective effort: "max", "high" or "none"
   bool starts_in_reasoning = false;  // the prompt ends inside <think>
   bool has_tools = false;
+  // (tool, argument) pairs whose schema says string: their values are never read as JSON.
+  std::vector<std::pair<std::string, std::string>> string_arguments;
   std::string prompt_text;     // for the text output of several prompts; "" otherwise
 };
 

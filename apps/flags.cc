@@ -1,0 +1,411 @@
+#include "apps/flags.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "io/error.h"
+
+namespace colibri {
+namespace {
+
+constexpr const char* kUsage =
+    "usage: colibri-run -m MODEL_DIR (-i FILE | -p TEXT) [-o FILE] [options]\n"
+    "       colibri-run --help\n";
+
+// A decimal number and what follows it; nullopt when there is none or it is negative.
+std::optional<std::pair<double, std::string_view>> SplitNumber(std::string_view text) {
+  double value = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
+  if (error != std::errc() || !(value >= 0)) return {};
+  return std::pair(value, text.substr(static_cast<size_t>(end - text.data())));
+}
+
+// "--max-rows" -> "COLIBRI_MAX_ROWS".
+std::string EnvironmentName(const std::string& flags) {
+  std::string name = "COLIBRI_";
+  for (const char c : flags.substr(flags.find("--") + 2)) {
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return name;
+}
+
+// Builds the flags of one RunOptions; each Add gives name, help and environment variable at once.
+class FlagSet {
+ public:
+  explicit FlagSet(RunOptions* options) : options_(*options) {
+    app_.set_help_flag("-h,--help", "Print this and exit");
+    app_.option_defaults()->group("Other");
+    AddModel();
+    AddInput();
+    AddOutput();
+    AddSampling();
+    AddMemory();
+    AddPipeline();
+    group_ = "Other";
+    Flag("--plan", &options_.plan, "Print how memory would be used and exit");
+    Flag("--version", &options_.version, "Print version, backends and SIMD target and exit");
+  }
+
+  CLI::App& App() { return app_; }
+  bool Given(const std::string& flag) const { return app_.get_option(flag)->count() > 0; }
+
+  const std::string& InputFormatName() const { return input_format_; }
+  const std::string& ThinkingName() const { return thinking_; }
+
+ private:
+  using Strings = std::vector<std::string>;
+
+  template <class T>
+  CLI::Option* Value(const std::string& flags, T* into, const std::string& help) {
+    return app_.add_option(flags, *into, help)->group(group_)->envname(EnvironmentName(flags));
+  }
+  // May be given several times, one value each.
+  CLI::Option* List(const std::string& flags, Strings* into, const std::string& help) {
+    return Value(flags, into, help)->allow_extra_args(false);
+  }
+  void Flag(const std::string& flags, bool* into, const std::string& help) {
+    app_.add_flag(flags, *into, help)->group(group_)->envname(EnvironmentName(flags));
+  }
+  // `parse` gives an optional; an empty one is an error that says what was expected.
+  template <class Parse>
+  CLI::Option* Parsed(const std::string& flags, const std::string& type,
+                      const std::string& expected, const std::string& help, Parse parse) {
+    const auto take = [flags, expected, parse](const std::string& text) {
+      if (parse(text)) return;
+      throw CLI::ValidationError(flags.substr(flags.find("--")),
+                                 fmt::format("\"{}\" is given, {} is expected", text, expected));
+    };
+    return app_.add_option_function<std::string>(flags, take, help)
+        ->group(group_)
+        ->type_name(type)
+        ->envname(EnvironmentName(flags));
+  }
+  template <class Number>
+  void Count(const std::string& flags, Number* into, Number low, Number high,
+             const std::string& help) {
+    Value(flags, into, help)->check(CLI::Range(low, high))->type_name("N");
+  }
+  template <class T>
+  void Choice(const std::string& flags, T* into,
+              const std::vector<std::pair<std::string, T>>& names, const std::string& help) {
+    std::string known;
+    for (const auto& [name, value] : names) known += (known.empty() ? "" : "|") + name;
+    Parsed(flags, known, "one of " + known, help, [into, names](const std::string& text) {
+      for (const auto& [name, value] : names) {
+        if (name != text) continue;
+        *into = value;
+        return true;
+      }
+      return false;
+    });
+  }
+  void Size(const std::string& flags, std::optional<uint64_t>* into, const std::string& help) {
+    Parsed(flags, "SIZE", "a size such as 16GB or 16GiB", help, [into](const std::string& text) {
+      *into = ParseSize(text);
+      return into->has_value();
+    });
+  }
+  void Tokens(const std::string& flags, int32_t* into, const std::string& help) {
+    Parsed(flags, "TOKENS", "a number of tokens from 1 such as 4096 or 4k", help,
+           [into](const std::string& text) {
+             const std::optional<int32_t> tokens = ParseTokens(text);
+             if (!tokens || *tokens < 1) return false;
+             *into = *tokens;
+             return true;
+           });
+  }
+  // A number within [low, high], the lower bound itself left out if `open`.
+  void Real(const std::string& flags, std::optional<float>* into, double low, double high,
+            bool open, const std::string& help) {
+    const std::string expected =
+        fmt::format("a number {} {} and at most {}", open ? "above" : "of at least", low, high);
+    Parsed(flags, "X", expected, help, [into, low, high, open](const std::string& text) {
+      const auto number = SplitNumber(text);
+      if (!number || !number->second.empty() || number->first > high) return false;
+      const float value = static_cast<float>(number->first);
+      if (open ? !(static_cast<double>(value) > low) : !(number->first >= low)) return false;
+      *into = value;
+      return true;
+    });
+  }
+
+  void AddModel() {
+    group_ = "Model";
+    List("-m,--model", &options_.model,
+         "Model directory; again for further directories with shards of it, on other drives")
+        ->type_name("DIR");
+    Tokens("--ctx-size", &options_.ctx_size,
+           "Longest prompt and answer together (default: 4096, or the model's limit if lower)");
+  }
+
+  void AddInput() {
+    group_ = "Prompts";
+    Value("-i,--input", &options_.input, "Prompt file; - is standard input")->type_name("FILE");
+    Choice("--input-format", &input_format_,
+           {{"auto", "auto"}, {"jsonl", "jsonl"}, {"lines", "lines"}},
+           "jsonl: OpenAI batch lines; lines: one prompt a line; auto: by name, else first byte");
+    List("-p,--prompt", &options_.prompts, "A prompt; may be given several times")
+        ->type_name("TEXT");
+    Flag("--raw", &options_.raw, "Plain prompts are continued as they are, without chat template");
+    Flag("--parse-special", &options_.parse_special,
+         "Spellings of control tokens in prompts become these tokens");
+  }
+
+  void AddOutput() {
+    group_ = "Answers";
+    Value("-o,--output", &options_.output, "File for the answers (default: -, standard output)")
+        ->type_name("FILE");
+    Choice("--output-format", &options_.output_format,
+           {{"auto", OutputFormat::kAuto},
+            {"text", OutputFormat::kText},
+            {"jsonl", OutputFormat::kJsonl}},
+           "auto: text for -p or a terminal, else one JSON object a line");
+    Flag("--overwrite", &options_.overwrite, "Empty an output file that exists");
+    Choice("--progress", &options_.progress,
+           {{"auto", ProgressFormat::kAuto},
+            {"bar", ProgressFormat::kBar},
+            {"plain", ProgressFormat::kPlain},
+            {"json", ProgressFormat::kJson},
+            {"off", ProgressFormat::kOff}},
+           "Progress on standard error; auto: a bar on a terminal, else a line every 5 s");
+  }
+
+  void AddSampling() {
+    group_ = "Sampling (defaults: the model's generation_config.json)";
+    Real("--temperature", &options_.temperature, 0, 2, false, "0 takes the best token always");
+    Real("--top-p", &options_.top_p, 0, 1, true, "Keep the best tokens with this share in total");
+    Parsed("--top-k", "N", "a whole number from 0", "Keep this many tokens; 0: all",
+           [this](const std::string& text) {
+             int32_t value = 0;
+             const auto [end, error] =
+                 std::from_chars(text.data(), text.data() + text.size(), value);
+             if (error != std::errc() || end != text.data() + text.size() || value < 0)
+               return false;
+             options_.top_k = value;
+             return true;
+           });
+    Real("--min-p", &options_.min_p, 0, 1, false, "Keep tokens with this share of the best one's");
+    Value("--seed", &options_.seed, "Seed of lines that have none (default: 0)")->type_name("N");
+    Tokens("--max-tokens", &options_.max_tokens,
+           "Longest answer (default: the room in the context)");
+    List("--stop", &options_.stop, "End an answer before this text; may be given several times")
+        ->type_name("TEXT");
+    Choice("--thinking", &thinking_, {{"on", "on"}, {"off", "off"}}, "Reason first (default: on)");
+    Choice("--effort", &options_.effort, {{"high", "high"}, {"max", "max"}, {"none", "none"}},
+           "How long to reason (default: max); none is --thinking off");
+    Flag("--no-loop-stop", &no_loop_stop_, "Let answers that repeat themselves go on");
+  }
+
+  void AddMemory() {
+    group_ = "Memory";
+    Size("--ram", &options_.ram, "All memory to use (default: what is free, less a reserve)");
+    Parsed("--slots", "N|N%", "a number of experts or a percentage up to 100%",
+           "Experts kept in memory, of each size (default: what fits)",
+           [this](const std::string& text) { return SetSlots(text); });
+    Size("--resident", &options_.resident, "Memory for dense weights (default: the plan's choice)");
+    Value("--kv-dir", &options_.kv_dir, "Directory for KV pages that do not fit")->type_name("DIR");
+    Size("--kv-ram", &options_.kv_ram, "Memory for KV pages (default: the plan's choice)");
+    Choice("--kv", &options_.f32_kv, {{"bf16", false}, {"f32", true}},
+           "How keys and values are kept (default: bf16)");
+  }
+
+  void AddPipeline() {
+    group_ = "Pipeline";
+    constexpr int32_t kMany = 1 << 20;
+    Choice("--attention", &options_.dense_attention, {{"auto", false}, {"dense", true}},
+           "dense: attend to every position (default: auto, the model's indexer chooses)");
+    Choice("--activations", &options_.f32_activations, {{"auto", false}, {"f32", true}},
+           "Activations that enter quantised weights (auto computes in f32 in this version)");
+    Choice("--draft", &draft_, {{"off", "off"}}, "Speculative drafts (only off in this version)");
+    Count("--threads", &options_.threads, 1, 4096, "Compute threads (default: physical cores)");
+    Count("--frames", &options_.frames, 1, 64, "Frames in flight (default: 1)");
+    Count("--max-rows", &options_.max_rows, 1, kMany,
+          "Rows in a frame (default: the plan's choice)");
+    Count("--max-seqs", &options_.max_seqs, 1, kMany, "Answers in progress (default: the plan's)");
+    Count("--prefill-rows", &options_.prefill_rows, 1, kMany, "Prompt rows in a frame");
+    Choice("--io", &options_.io,
+           {{"auto", IoChoice::kAuto}, {"uring", IoChoice::kUring}, {"pread", IoChoice::kPread}},
+           "How the drive is read (default: auto, io_uring where it works)");
+    Count("--io-depth", &options_.io_depth, 1, 256, "Reads of 1 MiB in flight");
+    Parsed("--io-limit", "SIZE", "a size a second such as 2GB or 2GB/s", "Read no faster than this",
+           [this](std::string text) {
+             if (text.ends_with("/s")) text.resize(text.size() - 2);
+             const std::optional<uint64_t> size = ParseSize(text);
+             if (!size || *size == 0) return false;
+             options_.io_limit = *size;
+             return true;
+           });
+    const std::vector<std::pair<std::string, OnOffAuto>> on_off = {
+        {"auto", OnOffAuto::kAuto}, {"on", OnOffAuto::kOn}, {"off", OnOffAuto::kOff}};
+    Choice("--direct", &options_.direct, on_off, "Read past the page cache (default: auto)");
+    Choice("--prefetch", &options_.prefetch, on_off, "Read guessed experts early (default: auto)");
+    Count("--prefetch-depth", &options_.prefetch_depth, 1, 256, "Of the reads, at most this many");
+    Choice("--cache-policy", &options_.cache_policy,
+           {{"auto", "auto"}, {"lru", "lru"}, {"fixed", "fixed"}},
+           "Which experts stay: the last used, or a fixed set (default: auto)");
+  }
+
+  bool SetSlots(std::string text) {
+    SlotsOption slots;
+    slots.percent = text.ends_with('%');
+    if (slots.percent) text.pop_back();
+    const auto number = SplitNumber(text);
+    if (!number || !number->second.empty() || number->first <= 0) return false;
+    slots.value = number->first;
+    if (slots.percent ? slots.value > 100
+                      : slots.value != std::floor(slots.value) || slots.value > 1e9) {
+      return false;
+    }
+    options_.slots = slots;
+    return true;
+  }
+
+ public:
+  bool no_loop_stop_ = false;
+
+ private:
+  CLI::App app_{"Answers the prompts of a file with a GLM model whose experts are read from disk.",
+                "colibri-run"};
+  RunOptions& options_;
+  std::string group_;
+  std::string input_format_ = "auto", thinking_ = "on", draft_ = "off";
+};
+
+void RefuseIf(bool nonsense, const std::string& why) {
+  if (nonsense) throw UsageError(why);
+}
+
+// Combinations of which one half would be ignored.
+void CheckCombinations(const FlagSet& flags, const RunOptions& options) {
+  if (options.version) return;
+  RefuseIf(options.model.empty(), "-m is missing: the directory of the model");
+  for (const std::string& directory : options.model) {
+    RefuseIf(directory.empty(), "-m: an empty name is no directory");
+  }
+  const bool file = flags.Given("--input"), prompts = flags.Given("--prompt");
+  RefuseIf(file && prompts, "-i and -p are given: prompts come from a file or the command line");
+  RefuseIf(!file && !prompts && !options.plan, "nothing to do: give -i FILE or -p TEXT");
+  RefuseIf(file && options.input.empty(), "-i: an empty name is no file");
+  RefuseIf(options.output.empty(), "-o: an empty name is no file");
+  RefuseIf(prompts && flags.Given("--input-format"), "--input-format is for -i, not for -p");
+  RefuseIf(options.raw && options.input_format == InputFormat::kJsonl,
+           "--raw is for plain prompts: in jsonl the url of each line decides");
+  RefuseIf(options.raw && (flags.Given("--thinking") || flags.Given("--effort")),
+           "--raw uses no chat template: --thinking and --effort have no place in it");
+  RefuseIf(file && options.input == options.output && options.input != "-",
+           "-i and -o name the same file");
+  RefuseIf(options.overwrite && options.output == "-", "--overwrite is for an output file (-o)");
+  const bool off = flags.ThinkingName() == "off";
+  RefuseIf(
+      flags.Given("--thinking") && flags.Given("--effort") && off != (options.effort == "none"),
+      fmt::format("--thinking {} contradicts --effort {}", flags.ThinkingName(), options.effort));
+  for (const std::string& stop : options.stop) {
+    RefuseIf(stop.empty(), "--stop: an empty text would end every answer at once");
+  }
+  RefuseIf(options.prefetch == OnOffAuto::kOff && flags.Given("--prefetch-depth"),
+           "--prefetch off leaves nothing for --prefetch-depth");
+  RefuseIf(options.io_depth > 0 && options.prefetch_depth > options.io_depth,
+           "--prefetch-depth is a part of --io-depth and cannot exceed it");
+  RefuseIf(options.max_rows > 0 && options.prefill_rows > options.max_rows,
+           "--prefill-rows is a part of --max-rows and cannot exceed it");
+  RefuseIf(options.ctx_size > 0 && options.max_tokens >= options.ctx_size,
+           "--max-tokens leaves no room for a prompt within --ctx-size");
+}
+
+// What the flags say in words becomes what the options hold.
+void Settle(const FlagSet& flags, RunOptions* options) {
+  if (flags.InputFormatName() == "jsonl") options->input_format = InputFormat::kJsonl;
+  if (flags.InputFormatName() == "lines") options->input_format = InputFormat::kLines;
+  options->loop_stop = !flags.no_loop_stop_;
+  CheckCombinations(flags, *options);
+  options->thinking = flags.ThinkingName() == "on" && options->effort != "none";
+  // A line may still turn thinking on; then it gets the default effort.
+  if (options->effort == "none") options->effort = "max";
+}
+
+}  // namespace
+
+std::optional<uint64_t> ParseSize(std::string_view text) {
+  const auto number = SplitNumber(text);
+  if (!number) return {};
+  static const std::map<std::string_view, double> kUnits = {
+      {"", 1},        {"B", 1},        {"kB", 1e3},     {"KB", 1e3},     {"K", 1e3},
+      {"k", 1e3},     {"MB", 1e6},     {"M", 1e6},      {"GB", 1e9},     {"G", 1e9},
+      {"TB", 1e12},   {"T", 1e12},     {"KiB", 0x1p10}, {"Ki", 0x1p10},  {"MiB", 0x1p20},
+      {"Mi", 0x1p20}, {"GiB", 0x1p30}, {"Gi", 0x1p30},  {"TiB", 0x1p40}, {"Ti", 0x1p40}};
+  const auto unit = kUnits.find(number->second);
+  if (unit == kUnits.end()) return {};
+  const double bytes = std::round(number->first * unit->second);
+  // 2^53: up to there every whole number of bytes is exact.
+  if (!(bytes <= 0x1p53)) return {};
+  return static_cast<uint64_t>(bytes);
+}
+
+std::optional<int32_t> ParseTokens(std::string_view text) {
+  const auto number = SplitNumber(text);
+  if (!number || (!number->second.empty() && number->second != "k" && number->second != "K")) {
+    return {};
+  }
+  const double tokens = number->first * (number->second.empty() ? 1 : 1024);
+  if (tokens != std::floor(tokens) || tokens > std::numeric_limits<int32_t>::max()) return {};
+  return static_cast<int32_t>(tokens);
+}
+
+ParsedCommandLine ParseRunCommandLine(const std::vector<std::string>& arguments) {
+  if (arguments.empty()) return {{}, 2, kUsage};
+  RunOptions options;
+  FlagSet flags(&options);
+  try {
+    // CLI11 takes the arguments from the end of the vector.
+    flags.App().parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+    Settle(flags, &options);
+    return {std::move(options), 0, {}};
+  } catch (const CLI::CallForHelp&) {
+    return {{}, 0, flags.App().help()};
+  } catch (const CLI::ParseError& error) {
+    return {{}, 2, fmt::format("colibri-run: {}\n{}", error.what(), kUsage)};
+  } catch (const UsageError& error) {
+    return {{}, 2, fmt::format("colibri-run: {}\n{}", error.what(), kUsage)};
+  }
+}
+
+RequestDefaults MakeRequestDefaults(const RunOptions& options, const GenerationDefaults& model) {
+  RequestDefaults defaults;
+  Sampling& sampling = defaults.sampling;
+  sampling.temperature = options.temperature.value_or(model.temperature.value_or(1.0f));
+  sampling.top_p = options.top_p.value_or(model.top_p.value_or(1.0f));
+  sampling.top_k = options.top_k.value_or(std::max(model.top_k.value_or(0), 0));
+  sampling.min_p = options.min_p.value_or(0.0f);
+  sampling.seed = options.seed;
+  defaults.max_tokens = options.max_tokens;
+  defaults.stop = options.stop;
+  defaults.thinking = options.thinking;
+  defaults.effort = options.effort;
+  defaults.loop_stop = options.loop_stop;
+  defaults.raw = options.raw;
+  defaults.parse_special = options.parse_special;
+  return defaults;
+}
+
+std::string DescribeSampling(const RunOptions& options, const GenerationDefaults& model) {
+  const Sampling sampling = MakeRequestDefaults(options, model).sampling;
+  const auto origin = [](bool flag, bool file) {
+    return flag ? "flag" : file ? "model" : "default";
+  };
+  return fmt::format("temperature {} ({}), top-p {} ({}), top-k {} ({}), min-p {} ({}), seed {}",
+                     sampling.temperature,
+                     origin(options.temperature.has_value(), model.temperature.has_value()),
+                     sampling.top_p, origin(options.top_p.has_value(), model.top_p.has_value()),
+                     sampling.top_k, origin(options.top_k.has_value(), model.top_k.has_value()),
+                     sampling.min_p, origin(options.min_p.has_value(), false), sampling.seed);
+}
+
+}  // namespace colibri

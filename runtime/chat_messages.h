@@ -1,0 +1,34 @@
+// Checks of a request's `messages` and `tools` before they are rendered: what the template would
+// drop without a word, or render as something nobody meant, is refused or put right here.
+// Threads: pure functions.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <utility>
+
+#include "runtime/request.h"
+
+namespace colibri {
+
+// Why a line is refused. Thrown and caught while one line is read, never further.
+struct LineRefusal {
+  LineRefusal(std::string code, std::string param, std::string message)
+      : error{400, std::move(code), std::move(message), std::move(param)} {}
+  LineError error;
+};
+
+// `messages` must be an array of at least one object with a role the template knows (system, user,
+// assistant, tool), known fields and known parts. Puts right: an assistant's content null or
+// missing becomes "" (the template would print None); arguments of tool calls in a JSON string
+// become the object it holds. Nulls are taken out. Throws LineRefusal with the place
+// ("messages[2]").
+void NormaliseMessages(nlohmann::ordered_json* messages);
+
+// `tools` must be an array of functions with names. Throws LineRefusal.
+void CheckTools(const nlohmann::ordered_json& tools);
+
+// The text of the last user message, its parts put together; "" without one.
+std::string LastUserText(const nlohmann::ordered_json& messages);
+
+}  // namespace colibri

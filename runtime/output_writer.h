@@ -1,0 +1,74 @@
+// The one thread that writes finished records: each with one write(2), synced to the drive at
+// intervals, so that a crash of the process loses nothing written and one of the machine at most
+// the interval. Owns the thread and the queue, not the descriptor. Workers never wait for output:
+// the queue holds each sequence object at most once, and a sequence is free again only when its
+// record is written, which is the back-pressure. Records leave in the order they came; what puts
+// them in another order belongs before Push. Threads: Push, GetState and Error from any thread;
+// Finish from one, once nothing is pushed any more.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace colibri {
+
+class OutputWriter {
+ public:
+  // kReaderGone: the other end of the pipe was closed (exit 141). kFailed: see Error() (exit 4).
+  enum class State : uint8_t { kOk, kReaderGone, kFailed };
+
+  // For what belongs to no sequence.
+  static constexpr uint32_t kNoToken = 0xFFFFFFFF;
+
+  struct Options {
+    int fd = 1;
+    std::string name = "standard output";           // for messages
+    std::chrono::milliseconds sync_interval{5000};  // regular files only
+    // Called on the output thread once the record pushed with `token` has been written, or dropped
+    // because an earlier one could not be. Must not call the writer. GetState() is up to date by
+    // then.
+    std::function<void(uint32_t token)> on_written;
+  };
+
+  explicit OutputWriter(Options options);
+  ~OutputWriter();  // Finish(), its state ignored
+  OutputWriter(const OutputWriter&) = delete;
+  OutputWriter& operator=(const OutputWriter&) = delete;
+
+  void Push(std::string record, uint32_t token);
+  // Writes what is queued, syncs, joins the thread. Returns the last state.
+  State Finish();
+
+  State GetState() const;
+  std::string Error() const;  // "" unless kFailed
+
+ private:
+  struct Entry {
+    std::string record;
+    uint32_t token = kNoToken;
+  };
+  void Run();
+  void Write(const std::string& record);
+  void Sync();
+  void Fail(const char* action, int error);
+
+  const Options options_;
+  bool regular_ = false;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Entry> queue_;  // guarded by mutex_
+  bool finishing_ = false;    // guarded by mutex_
+  State state_ = State::kOk;  // guarded by mutex_, written by the output thread
+  std::string error_;         // guarded by mutex_, written by the output thread
+  bool unsynced_ = false;     // output thread
+  std::chrono::steady_clock::time_point next_sync_;  // output thread
+  std::thread thread_;
+};
+
+}  // namespace colibri

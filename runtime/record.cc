@@ -1,0 +1,288 @@
+#include "runtime/record.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+
+#include "runtime/text_assembler.h"
+#include "runtime/tokenizer.h"
+#include "runtime/tool_calls.h"
+#include "runtime/utf8.h"
+
+namespace colibri {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Text is valid UTF-8 by now; should some of it not be, the record still is.
+std::string Line(const Json& record) {
+  return record.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+}
+
+// The shortest decimal that reads back as the same float, instead of a double's 17 digits.
+Json Number(float value) {
+  if (!std::isfinite(value)) return nullptr;
+  return std::strtod(fmt::format("{}", value).c_str(), nullptr);
+}
+Json Number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+// 16 hex digits from texts; each goes in with its length, so that no two lists give the same bytes.
+std::string HashHex(std::initializer_list<std::string_view> texts) {
+  std::string bytes;
+  for (const std::string_view text : texts) {
+    bytes += fmt::format("{}:", text.size());
+    bytes += text;
+  }
+  return fmt::format("{:016x}", XXH3_64bits(bytes.data(), bytes.size()));
+}
+
+std::string TokenText(const Tokenizer& tokenizer, int32_t id) {
+  const std::string_view bytes = tokenizer.Bytes(id);
+  if (ValidPrefix(bytes) == bytes.size()) return std::string(bytes);
+  std::string text = "bytes:";
+  for (const char c : bytes) text += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+  return text;
+}
+
+Json ChatToken(const Tokenizer& tokenizer, int32_t id, float logprob) {
+  Json bytes = Json::array();
+  for (const char c : tokenizer.Bytes(id)) bytes.push_back(static_cast<unsigned char>(c));
+  return {{"token", TokenText(tokenizer, id)},
+          {"logprob", Number(logprob)},
+          {"bytes", std::move(bytes)}};
+}
+
+Json ChatLogprobs(const Tokenizer& tokenizer, const Choice& choice) {
+  Json content = Json::array();
+  for (const TokenLogprob& token : choice.logprobs) {
+    Json entry = ChatToken(tokenizer, token.id, token.logprob);
+    Json top = Json::array();
+    for (const auto& [id, logprob] : token.top) top.push_back(ChatToken(tokenizer, id, logprob));
+    entry["top_logprobs"] = std::move(top);
+    content.push_back(std::move(entry));
+  }
+  return {{"content", std::move(content)}};
+}
+
+size_t CountCharacters(std::string_view utf8) {
+  size_t count = 0;
+  for (const char c : utf8) count += (static_cast<unsigned char>(c) & 0xC0) != 0x80 ? 1 : 0;
+  return count;
+}
+
+// text_offset: characters of the choice's text before the token; tokens cut off by a stop string
+// stand at its end.
+Json CompletionLogprobs(const Tokenizer& tokenizer, const Request& request, const Choice& choice,
+                        std::string_view text) {
+  Json tokens = Json::array(), logprobs = Json::array(), top = Json::array();
+  Json offsets = Json::array();
+  const size_t end = CountCharacters(text);
+  std::string unfinished;
+  size_t offset = 0;
+  for (const TokenLogprob& token : choice.logprobs) {
+    tokens.push_back(TokenText(tokenizer, token.id));
+    logprobs.push_back(Number(token.logprob));
+    offsets.push_back(std::min(offset, end));
+    Json best = Json::object();
+    for (const auto& [id, logprob] : token.top) best[TokenText(tokenizer, id)] = Number(logprob);
+    top.push_back(std::move(best));
+    if (tokenizer.IsSpecial(token.id)) continue;
+    std::string characters;
+    unfinished += tokenizer.Bytes(token.id);
+    unfinished.erase(0, AppendRepaired(unfinished, &characters));
+    offset += CountCharacters(characters);
+  }
+  return {{"tokens", std::move(tokens)},
+          {"token_logprobs", std::move(logprobs)},
+          {"top_logprobs", request.top_logprobs > 0 ? std::move(top) : Json(nullptr)},
+          {"text_offset", std::move(offsets)}};
+}
+
+Json FinishReason(const Choice& choice, bool calls) {
+  switch (choice.cause) {
+    case StopCause::kNone:
+      return nullptr;
+    case StopCause::kStopToken:
+    case StopCause::kStopString:
+      return calls ? "tool_calls" : "stop";
+    case StopCause::kLength:
+    case StopCause::kDegenerate:
+      return "length";
+  }
+  return nullptr;
+}
+
+Json Message(const Request& request, const Choice& choice, const ChoiceText& text,
+             const ParsedContent& parsed) {
+  Json message;
+  message["role"] = "assistant";
+  message["content"] =
+      parsed.text.empty() && !parsed.calls.empty() ? Json(nullptr) : Json(parsed.text);
+  message["reasoning_content"] = request.starts_in_reasoning ? Json(text.reasoning) : Json(nullptr);
+  if (parsed.calls.empty()) return message;
+  Json calls = Json::array();
+  for (const ToolCall& call : parsed.calls) {
+    const std::string id = HashHex(
+        {request.custom_id, fmt::format("{}", choice.index), fmt::format("{}", calls.size())});
+    calls.push_back({{"id", "call_" + id},
+                     {"type", "function"},
+                     {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+  }
+  message["tool_calls"] = std::move(calls);
+  return message;
+}
+
+struct BuiltChoices {
+  Json choices = Json::array();
+  Json causes = Json::array(), matched = Json::array(), warnings = Json::array();
+  int64_t tokens = 0, reasoning_tokens = 0;
+};
+
+void AddChoice(const Request& request, const Choice& choice, const Tokenizer& tokenizer,
+               BuiltChoices* out) {
+  const ChoiceText text = TextOf(request, choice, tokenizer);
+  out->tokens += static_cast<int64_t>(choice.tokens.size());
+  out->reasoning_tokens += text.reasoning_tokens;
+  out->causes.push_back(StopCauseName(choice.cause));
+  out->matched.push_back(choice.cause == StopCause::kStopString ? Json(choice.matched_stop)
+                                                                : Json(nullptr));
+  Json entry;
+  entry["index"] = choice.index;
+  bool calls = false;
+  if (request.chat) {
+    ParsedContent parsed;
+    if (request.has_tools) {
+      parsed = ParseToolCalls(text.content, request.string_arguments);
+    } else {
+      parsed.text = text.content;
+    }
+    calls = !parsed.calls.empty();
+    if (parsed.malformed) {
+      out->warnings.push_back(
+          fmt::format("choice {}: a tool call could not be read and stays text", choice.index));
+    }
+    entry["message"] = Message(request, choice, text, parsed);
+  } else {
+    entry["text"] = text.content;
+  }
+  if (text.ended_in_reasoning) {
+    out->warnings.push_back(fmt::format("choice {}: ended inside its reasoning", choice.index));
+  }
+  entry["logprobs"] = !request.logprobs ? Json(nullptr)
+                      : request.chat    ? ChatLogprobs(tokenizer, choice)
+                                     : CompletionLogprobs(tokenizer, request, choice, text.content);
+  entry["finish_reason"] = FinishReason(choice, calls);
+  out->choices.push_back(std::move(entry));
+}
+
+Json Figures(const Request& request, const LineFigures& figures, const RecordContext& context,
+             BuiltChoices* built) {
+  return {{"stop_causes", std::move(built->causes)},
+          {"matched_stops", std::move(built->matched)},
+          {"thinking", request.thinking},
+          {"effort", request.effort},
+          {"seconds_to_first_token", Number(figures.seconds_to_first_token)},
+          {"tokens_per_second", Number(figures.tokens_per_second)},
+          {"bytes_read", figures.bytes_read},
+          {"hit_rate", Number(figures.hit_rate)},
+          {"drafts_accepted", figures.drafts_accepted},
+          {"cached_tokens", figures.cached_tokens},
+          {"warnings", std::move(built->warnings)},
+          {"simd", context.simd_target},
+          {"engine", context.engine_version}};
+}
+
+}  // namespace
+
+ChoiceText TextOf(const Request& request, const Choice& choice, const Tokenizer& tokenizer) {
+  TextAssembler assembler(tokenizer, request);
+  const size_t count =
+      choice.tokens.size() - (choice.cause == StopCause::kStopToken && !choice.tokens.empty());
+  for (size_t i = 0; i < count; ++i) assembler.Push(choice.tokens[i]);
+  assembler.Finish();
+  return {assembler.Content(), assembler.Reasoning(), assembler.InReasoning(),
+          assembler.ReasoningTokens()};
+}
+
+const char* StopCauseName(StopCause cause) {
+  switch (cause) {
+    case StopCause::kNone:
+      return "none";
+    case StopCause::kStopToken:
+      return "stop_token";
+    case StopCause::kStopString:
+      return "stop_string";
+    case StopCause::kLength:
+      return "length";
+    case StopCause::kDegenerate:
+      return "degenerate";
+  }
+  return "none";
+}
+
+std::string BuildRecord(const Request& request, std::span<const Choice> choices,
+                        const LineFigures& figures, const RecordContext& context) {
+  BuiltChoices built;
+  for (const Choice& choice : choices) AddChoice(request, choice, *context.tokenizer, &built);
+  const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+  const std::string id = HashHex({context.run_id, request.custom_id});
+  Json body = {{"id", (request.chat ? "chatcmpl-" : "cmpl-") + id},
+               {"object", request.chat ? "chat.completion" : "text_completion"},
+               {"created", context.created},
+               {"model", context.model},
+               {"choices", std::move(built.choices)},
+               {"usage",
+                {{"prompt_tokens", prompt},
+                 {"completion_tokens", built.tokens},
+                 {"total_tokens", prompt + built.tokens},
+                 {"reasoning_tokens", built.reasoning_tokens}}}};
+  return Line(
+      {{"id", "batch_req_" + id},
+       {"custom_id", request.custom_id},
+       {"line", request.line},
+       {"response", {{"status_code", 200}, {"request_id", "req_" + id}, {"body", std::move(body)}}},
+       {"error", nullptr},
+       {"x_colibri", Figures(request, figures, context, &built)}});
+}
+
+std::string BuildErrorRecord(uint64_t line, const std::string& custom_id, const LineError& error,
+                             const RecordContext& context) {
+  // A line without an id is known by its number.
+  const std::string id = custom_id.empty()
+                             ? HashHex({context.run_id, "line", fmt::format("{}", line)})
+                             : HashHex({context.run_id, custom_id, fmt::format("{}", line)});
+  const Json param = error.param.empty() ? Json(nullptr) : Json(error.param);
+  const Json body = {{"error",
+                      {{"message", error.message},
+                       {"type", error.status >= 500 ? "server_error" : "invalid_request_error"},
+                       {"param", param},
+                       {"code", error.code}}}};
+  return Line(
+      {{"id", "batch_req_" + id},
+       {"custom_id", custom_id.empty() ? Json(nullptr) : Json(custom_id)},
+       {"line", line},
+       {"response", {{"status_code", error.status}, {"request_id", "req_" + id}, {"body", body}}},
+       {"error", {{"code", error.code}, {"message", error.message}}},
+       {"x_colibri", {{"simd", context.simd_target}, {"engine", context.engine_version}}}});
+}
+
+std::string LineBytes(const std::string& record) {
+  const Json all = Json::parse(record);
+  const Json& response = all.at("response");
+  Json bytes;
+  bytes["custom_id"] = all.at("custom_id");
+  bytes["status"] = response.at("status_code");
+  const Json& body = response.at("body");
+  if (body.contains("choices")) bytes["choices"] = body["choices"];
+  if (body.contains("usage")) bytes["usage"] = body["usage"];
+  return bytes.dump();
+}
+
+}  // namespace colibri
