@@ -271,9 +271,9 @@ TEST_CASE("numbers are written as Python writes them") {
       {"-9223372036854775808", "-9223372036854775808"},
       {"123456789012345678901234567890", "123456789012345678901234567890"},
       {"-123456789012345678901234567890", "-123456789012345678901234567890"}};
-  for (const auto& [text, expected] : numbers) {
-    CAPTURE(text);
-    CHECK(PythonJson(ParseJson(text)) == expected);
+  for (const auto& number : numbers) {
+    CAPTURE(number.first);
+    CHECK(PythonJson(ParseJson(number.first)) == number.second);
   }
   CHECK(PythonJson(std::numeric_limits<double>::infinity()) == "Infinity");
   CHECK(PythonJson(-std::numeric_limits<double>::infinity()) == "-Infinity");
