@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <string>
@@ -106,18 +108,53 @@ TEST_CASE("what belongs to no sequence is written and not reported") {
   close(fd);
 }
 
-TEST_CASE("a regular file is synced when the interval is over, also while nothing is pushed") {
+TEST_CASE("a regular file is synced when the interval is over and at the end, only after writes") {
   const int fd = TemporaryFile();
-  Taken taken;
+  Taken taken, synced;
   auto options = To(fd, &taken);
-  options.sync_interval = std::chrono::milliseconds(0);
-  OutputWriter writer(options);
-  writer.Push("a\n", 0);
-  taken.Wait(1);
-  writer.Push("b\n", 1);
-  CHECK(writer.Finish() == State::kOk);
-  CHECK(Content(fd) == "a\nb\n");
+  options.sync_interval = std::chrono::milliseconds(1);
+  options.sync = [&](int which) {
+    synced.Add(static_cast<uint32_t>(which));
+    return 0;
+  };
+  {
+    OutputWriter writer(options);
+    writer.Push("a\n", 0);
+    // Nothing more is pushed: the wait itself ends with the interval.
+    CHECK(synced.Wait(1).size() == 1);
+    CHECK(writer.Finish() == State::kOk);
+  }
+  CHECK(synced.Wait(1).size() == 1);
+  options.sync_interval = std::chrono::hours(1);
+  {
+    OutputWriter writer(options);
+    writer.Push("b\n", 1);
+    CHECK(writer.Finish() == State::kOk);
+  }
+  CHECK(synced.Wait(2).size() == 2);
   close(fd);
+}
+
+TEST_CASE("a sync that fails is an error, and a pipe is never synced") {
+  const int fd = TemporaryFile();
+  int fds[2];
+  REQUIRE(pipe2(fds, O_CLOEXEC) == 0);
+  Taken taken;
+  for (const int to : {fd, fds[1]}) {
+    auto options = To(to, &taken);
+    options.sync = [](int) {
+      errno = EIO;
+      return -1;
+    };
+    OutputWriter writer(options);
+    writer.Push("a\n", 0);
+    CHECK(writer.Finish() == (to == fd ? State::kFailed : State::kOk));
+    CHECK(writer.Error() ==
+          (to == fd ? "syncing the test's output failed: Input/output error" : ""));
+  }
+  close(fd);
+  close(fds[0]);
+  close(fds[1]);
 }
 
 TEST_CASE("a record larger than the pipe arrives whole") {
