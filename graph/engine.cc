@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <thread>
 
 #include "io/check.h"
@@ -50,6 +52,20 @@ double ExpectedUnionShare(const ModelConfig& c, size_t rows) {
 }
 
 }  // namespace
+
+int32_t ThreadsOfMachine() {
+  cpu_set_t set;
+  int32_t threads = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  std::ifstream v2("/sys/fs/cgroup/cpu.max");
+  std::ifstream v1_quota("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
+  std::ifstream v1_period("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+  double quota = 0, period = 0;
+  if ((v2 >> quota >> period || (v1_quota >> quota && v1_period >> period)) && quota > 0 &&
+      period > 0) {
+    threads = std::min(threads, static_cast<int32_t>(std::ceil(quota / period)));
+  }
+  return std::max(threads, 1);
+}
 
 Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptions& options,
                std::unique_ptr<Reader> reader, RequestSource& source)

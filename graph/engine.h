@@ -51,6 +51,10 @@ struct EngineStats {
   double seconds = 0;
 };
 
+// Threads the machine offers this process: its affinity mask, and its cgroup's CPU quota, which
+// oneTBB before 2022.3 ignores.
+int32_t ThreadsOfMachine();
+
 class Engine final : public NodeBodies {
  public:
   // Everything outlives the engine. `model` has its dense weights; `reader` is not started.
@@ -68,6 +72,7 @@ class Engine final : public NodeBodies {
 
   EngineStats Stats() const;
   Profile& TheProfile() { return profile_; }
+  const Profile& TheProfile() const { return profile_; }
   std::string ReaderName() const { return reader_.Name(); }
 
   // Node bodies.

@@ -81,10 +81,8 @@ class PreadReader final : public Reader {
     finished_.notify_one();
   }
 
-  // False: stopping, and nothing is left to do.
-  bool WaitForChange(std::condition_variable& condition, uint64_t seen, uint64_t wait_ns) {
+  void WaitForChange(std::condition_variable& condition, uint64_t seen, uint64_t wait_ns) {
     std::unique_lock lock(mutex_);
-    if (stopping_ && scheduler_.Empty()) return false;
     const auto changed = [&] { return changes_ != seen; };
     if (wait_ns == 0) {
       condition.wait(lock, changed);
@@ -92,7 +90,12 @@ class PreadReader final : public Reader {
       condition.wait_for(lock, std::chrono::nanoseconds(std::min<uint64_t>(wait_ns, 1'000'000'000)),
                          changed);
     }
-    return true;
+  }
+
+  // Stopping, and no job is left. Only the callbacks of those that have ended remain.
+  bool Over() {
+    std::lock_guard lock(mutex_);
+    return stopping_ && scheduler_.Empty();
   }
 
   void ReadLoop() {
@@ -100,7 +103,8 @@ class PreadReader final : public Reader {
       const uint64_t seen = Changes();
       const ReadScheduler::Turn turn = scheduler_.TryNext();
       if (!turn.segment) {
-        if (!WaitForChange(work_, seen, turn.wait_ns)) return;
+        if (Over()) return;
+        WaitForChange(work_, seen, turn.wait_ns);
         continue;
       }
       const Segment& segment = *turn.segment;
@@ -111,7 +115,7 @@ class PreadReader final : public Reader {
       Change();
       // One reader suffices: this one asks for more work itself, and a completion makes room for at
       // most one more prefetch. At the end of a stop all have to see that nothing is left.
-      if (scheduler_.Empty()) {
+      if (Over()) {
         work_.notify_all();
       } else {
         work_.notify_one();
@@ -123,10 +127,14 @@ class PreadReader final : public Reader {
   void CallbackLoop() {
     for (;;) {
       const uint64_t seen = Changes();
+      // Asked before taking: a job that ends in between still gets its callback.
+      const bool over = Over();
       const std::vector<FinishedRead> finished = scheduler_.TakeFinished();
       for (const FinishedRead& read : finished) done_(read.id, read.result);
       // A callback may have submitted another job, even while stopping.
-      if (finished.empty() && !WaitForChange(finished_, seen, 0)) return;
+      if (!finished.empty()) continue;
+      if (over) return;
+      WaitForChange(finished_, seen, 0);
     }
   }
 

@@ -156,13 +156,11 @@ class HeadAttention {
  private:
   float Score(int32_t i) const {
     const std::byte* c = StoredVector(a_.kv, PositionAt(i));
-    float dot = 0;
-    for (size_t j = 0; j < latent_; ++j)
-      dot = std::fma(q_latent_[j], StoredValue(a_.kv, c, j), dot);
-    for (size_t j = 0; j < rope_; ++j) {
-      dot = std::fma(q_rope_[j], StoredValue(a_.kv, c, latent_ + j), dot);
-    }
-    return dot * a_.scale;
+    LaneSum dot;
+    for (size_t j = 0; j < latent_; ++j) dot.Add(q_latent_[j], StoredValue(a_.kv, c, j));
+    dot.StartVector();
+    for (size_t j = 0; j < rope_; ++j) dot.Add(q_rope_[j], StoredValue(a_.kv, c, latent_ + j));
+    return dot.Total() * a_.scale;
   }
 
   const LatentAttention& a_;

@@ -1,5 +1,5 @@
 // Checks of a request's `messages` and `tools` before they are rendered: what the template would
-// drop without a word, or render as something nobody meant, is refused or put right here.
+// leave out without a word is refused here.
 // Threads: pure functions.
 #pragma once
 
@@ -19,11 +19,9 @@ struct LineRefusal {
 };
 
 // `messages` must be an array of at least one object with a role the template knows (system, user,
-// assistant, tool), known fields and known parts. Puts right: an assistant's content null or
-// missing becomes "" (the template would print None); arguments of tool calls in a JSON string
-// become the object it holds. Nulls are taken out. Throws LineRefusal with the place
-// ("messages[2]").
-void NormaliseMessages(nlohmann::ordered_json* messages);
+// assistant, tool), fields it renders, parts of types it knows, and content except the assistant's.
+// What is inside is RenderChat's to check. Throws LineRefusal with the place ("messages[2]").
+void CheckMessages(const nlohmann::ordered_json& messages);
 
 // `tools` must be an array of functions with names. Throws LineRefusal.
 void CheckTools(const nlohmann::ordered_json& tools);

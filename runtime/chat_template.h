@@ -23,7 +23,8 @@ struct TemplateArguments {
   std::string reasoning_effort = "max";  // "high" or anything else, as the template has it
   bool clear_thinking = true;
   bool add_generation_prompt = true;
-  // Leave the last (assistant) message open for the model to go on (continue_final_message).
+  // Leave the last message, which must be the assistant's and call no tool, open for the model to
+  // go on: white space at its end stays (the template would strip it), nothing is added.
   bool continue_final_message = false;
 };
 
@@ -33,11 +34,16 @@ struct PromptPiece {
   bool control = false;
 };
 
-// Applies a JSON object of template arguments to `into`; throws TemplateError naming the argument
-// and the known ones if one is unknown or has a value the template cannot honour.
+// Applies a JSON object of template arguments (or null: none) to `into`; throws TemplateError
+// naming the argument and the known ones if one is unknown or has a value the template cannot
+// honour. Any text is an effort to the template, "none" included.
 void ApplyTemplateArguments(const nlohmann::ordered_json& arguments, TemplateArguments* into);
 
-// `messages`: an array of messages; `tools`: an array or null. Throws TemplateError.
+// `messages`: an array of messages; `tools`: an array or null. Differs from the template where that
+// would print "None" (content null is empty) or raise (arguments of a tool call as JSON text), and
+// in refusing with a TemplateError naming the place what the template would print in Python's way.
+// As in the template, messages of unknown roles and parts of unknown types are left out.
+// Numbers are exact if the values come from ParseJson (runtime/json_text.h).
 std::vector<PromptPiece> RenderChat(const nlohmann::ordered_json& messages,
                                     const nlohmann::ordered_json& tools,
                                     const TemplateArguments& arguments);

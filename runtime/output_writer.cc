@@ -104,7 +104,7 @@ void OutputWriter::Write(const std::string& record) {
 void OutputWriter::Sync() {
   if (!unsynced_) return;
   unsynced_ = false;
-  while (fdatasync(options_.fd) != 0) {
+  while ((options_.sync ? options_.sync(options_.fd) : fdatasync(options_.fd)) != 0) {
     if (errno == EINTR) continue;
     Fail("syncing", errno);
     return;

@@ -34,6 +34,7 @@ class OutputWriter {
     // because an earlier one could not be. Must not call the writer. GetState() is up to date by
     // then.
     std::function<void(uint32_t token)> on_written;
+    std::function<int(int fd)> sync;  // fdatasync unless a test says otherwise
   };
 
   explicit OutputWriter(Options options);

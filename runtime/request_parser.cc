@@ -307,16 +307,12 @@ class BodyReader {
       if (thinks) arguments_.reasoning_effort = effort_;
     }
     const auto found = body.find("messages");
-    Json messages = found == body.end() ? Json() : *found;
-    NormaliseMessages(&messages);
+    const Json messages = found == body.end() ? Json() : *found;
+    CheckMessages(messages);
     if (continue_) {
       if (generation_prompt_.value_or(false)) {
         throw LineRefusal("unsupported_value", "continue_final_message",
                           "continue_final_message contradicts add_generation_prompt");
-      }
-      if (messages.back()["role"] != "assistant") {
-        throw LineRefusal("unsupported_value", "continue_final_message",
-                          "continue_final_message needs an assistant message at the end");
       }
     }
     arguments_.continue_final_message = continue_;

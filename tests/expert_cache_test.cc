@@ -1,5 +1,6 @@
 // ExpertCache with a scripted reader: states, pins, hints, eviction, failures; and with the pread
 // reader under random load of several threads.
+// Length: one scripted cache serves every case.
 #include "io/expert_cache.h"
 
 #include <doctest/doctest.h>
@@ -133,8 +134,8 @@ TEST_CASE("requests of one item share one read, each has its pin") {
 
 TEST_CASE("with one slot demands take turns in the order they came") {
   Setup setup(Slots(1));
-  for (const uint32_t item : {4, 2, 9, 2}) setup.cache.Request(item, item);
-  for (const uint32_t item : {4, 2, 9}) {
+  for (const uint32_t item : Items{4, 2, 9, 2}) setup.cache.Request(item, item);
+  for (const uint32_t item : Items{4, 2, 9}) {
     CHECK(setup.Reading() == Items{item});
     setup.Complete(item);
     for (const ReadyItem& answer : std::exchange(setup.answers, {})) {
@@ -150,7 +151,7 @@ TEST_CASE("with one slot demands take turns in the order they came") {
 
 TEST_CASE("the least recently used entry is evicted first") {
   Setup setup(Slots(3));
-  for (const uint32_t item : {0, 1, 2, 0}) setup.Touch(item);
+  for (const uint32_t item : Items{0, 1, 2, 0}) setup.Touch(item);
   setup.Touch(3);
   CHECK(setup.cache.IsReady(0));
   CHECK_FALSE(setup.cache.IsReady(1));

@@ -33,9 +33,9 @@ inline std::string ShardOf(const StoredTensors& tensors, const std::string& meta
   if (!metadata.empty()) header += R"("__metadata__":)" + metadata;
   for (const auto& [name, t] : tensors) {
     if (header.size() > 1) header += ',';
-    header += fmt::format(R"("{}":{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", name,
-                          t.dtype, fmt::join(t.shape, ","), data.size(),
-                          data.size() + t.bytes.size());
+    header +=
+        fmt::format(R"("{}":{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", name, t.dtype,
+                    fmt::join(t.shape, ","), data.size(), data.size() + t.bytes.size());
     data += t.bytes;
   }
   return RawShard(header + "}", data);

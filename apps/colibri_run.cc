@@ -1,0 +1,24 @@
+// colibri-run: a prompt file in, exact answers out.
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+#include "apps/flags.h"
+#include "apps/run.h"
+
+int main(int argc, char** argv) {
+  return colibri::WithExitCodes("colibri-run", [&] {
+    const std::vector<std::string> arguments(argv + 1, argv + argc);
+    const colibri::ParsedCommandLine line = colibri::ParseRunCommandLine(arguments);
+    if (!line.options) {
+      fmt::print(line.exit_code == 0 ? stdout : stderr, "{}", line.text);
+      return line.exit_code;
+    }
+    if (line.options->version) {
+      fmt::print("{}", colibri::VersionText());
+      return 0;
+    }
+    return colibri::RunPrompts(*line.options);
+  });
+}

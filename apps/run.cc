@@ -1,0 +1,323 @@
+#include "apps/run.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <thread>
+
+#include "apps/progress.h"
+#include "graph/engine.h"
+#include "io/check.h"
+#include "io/error.h"
+#include "kernels/kernels.h"
+#include "runtime/deliverer.h"
+#include "runtime/plan.h"
+#include "runtime/prompt_source.h"
+
+namespace colibri {
+namespace {
+
+constexpr const char* kVersion = "0.1.0";
+
+void Say(const std::string& line) { fmt::print(stderr, "{}\n", line); }
+
+// A file descriptor that closes itself, unless it is a standard stream.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ > 2) close(fd_);
+  }
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  int Get() const { return fd_; }
+
+ private:
+  int fd_ = -1;
+};
+
+Descriptor OpenInput(const RunOptions& o) {
+  if (o.input.empty()) return {};
+  if (o.input == "-") return Descriptor(STDIN_FILENO);
+  const int fd = open(o.input.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) throw IoError(fmt::format("{}: {}", o.input, std::strerror(errno)));
+  struct stat info {};
+  if (fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) {
+    close(fd);
+    throw IoError(fmt::format("{}: is a directory, a file of prompts was expected", o.input));
+  }
+  return Descriptor(fd);
+}
+
+void RefuseExistingOutput(const RunOptions& o) {
+  if (o.output == "-" || o.overwrite) return;
+  struct stat info {};
+  if (stat(o.output.c_str(), &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0) {
+    throw UsageError(fmt::format("{} exists and is not empty: --overwrite replaces it", o.output));
+  }
+}
+
+Descriptor OpenOutput(const RunOptions& o) {
+  if (o.output == "-") return Descriptor(STDOUT_FILENO);
+  const int fd =
+      open(o.output.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (o.overwrite ? O_TRUNC : 0), 0666);
+  if (fd < 0) throw IoError(fmt::format("{}: {}", o.output, std::strerror(errno)));
+  return Descriptor(fd);
+}
+
+PlanRequest PlanRequestOf(const RunOptions& o) {
+  PlanRequest r;
+  r.ram = o.ram;
+  if (o.slots) {
+    (o.slots->percent ? r.slot_share : r.slot_count) =
+        o.slots->percent ? o.slots->value / 100 : o.slots->value;
+  }
+  r.threads = o.threads > 0 ? o.threads : ThreadsOfMachine();
+  r.frames = o.frames;
+  r.rows = o.max_rows;
+  r.sequences = o.max_seqs;
+  r.prefill_rows = o.prefill_rows;
+  r.context = o.ctx_size;
+  r.kv_type = o.f32_kv ? KvType::kF32 : KvType::kBF16;
+  return r;
+}
+
+EngineOptions EngineOptionsOf(const RunOptions& o, const Plan& plan) {
+  EngineOptions e;
+  e.threads = plan.threads;
+  e.context = plan.context;
+  e.scheduler.sequences = plan.sequences;
+  e.scheduler.rows = plan.rows;
+  e.scheduler.prefill_rows = plan.prefill_rows;
+  e.scheduler.frames = plan.frames;
+  e.kv_pages = plan.kv_pages;
+  e.page_tokens = plan.page_tokens;
+  e.kv_type = o.f32_kv ? KvType::kF32 : KvType::kBF16;
+  e.slots = plan.slot_classes;
+  e.prefetch = o.prefetch != OnOffAuto::kOff;
+  return e;
+}
+
+std::unique_ptr<Reader> OpenReader(const RunOptions& o, Model& model) {
+  if (o.direct == OnOffAuto::kOn) {
+    const std::string note = model.Files().Files().EnableDirect();
+    if (!note.empty()) Say(note);
+  }
+  ReaderOptions options;
+  if (o.io_depth > 0) options.depth = o.io_depth;
+  if (o.prefetch_depth > 0) options.prefetch_depth = o.prefetch_depth;
+  options.bytes_per_second = o.io_limit;
+  IoBackend backend = IoBackend::kAuto;
+  if (o.io == IoChoice::kUring) backend = IoBackend::kUring;
+  if (o.io == IoChoice::kPread) backend = IoBackend::kPread;
+  std::string note;
+  auto reader = MakeReader(backend, model.Files().Files(), options, &note);
+  if (!note.empty()) Say(note);
+  return reader;
+}
+
+// Waits for SIGINT and SIGTERM on a thread of its own: the first ends the run after the sweep under
+// way, the second at once.
+class Signals {
+ public:
+  // Before any other thread exists: they inherit the blocked signals.
+  Signals() {
+    sigemptyset(&set_);
+    for (int signal : {SIGINT, SIGTERM, SIGUSR2}) sigaddset(&set_, signal);
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+    ::signal(SIGPIPE, SIG_IGN);
+  }
+  void Watch(std::function<void()> stop) {
+    thread_ = std::thread([this, stop = std::move(stop)] { Loop(stop); });
+  }
+  bool Interrupted() const { return count_ > 0; }
+  ~Signals() {
+    if (!thread_.joinable()) return;
+    done_ = true;
+    pthread_kill(thread_.native_handle(), SIGUSR2);
+    thread_.join();
+  }
+
+ private:
+  void Loop(const std::function<void()>& stop) {
+    for (;;) {
+      int signal = 0;
+      if (sigwait(&set_, &signal) != 0 || done_) return;
+      if (signal == SIGUSR2) continue;
+      if (count_++ > 0) _exit(130);
+      Say("interrupted: finishing this sweep; once more to stop at once");
+      stop();
+    }
+  }
+  sigset_t set_;
+  std::atomic<int> count_{0};
+  std::atomic<bool> done_{false};
+  std::thread thread_;
+};
+
+std::string ModelName(const std::string& directory) {
+  std::filesystem::path path(directory);
+  path = std::filesystem::weakly_canonical(path);
+  // A folder called "model" says less than the one it is in.
+  return path.filename() == "model" ? path.parent_path().filename().string()
+                                    : path.filename().string();
+}
+
+std::string RunId(int64_t created) {
+  return fmt::format("{:x}{:x}", created, static_cast<unsigned>(getpid()));
+}
+
+bool WantsText(const RunOptions& o) {
+  if (o.output_format != OutputFormat::kAuto) return o.output_format == OutputFormat::kText;
+  return !o.prompts.empty() || (o.output == "-" && isatty(STDOUT_FILENO) != 0);
+}
+
+RecordContext ContextOf(const RunOptions& o, const Tokenizer& tokenizer) {
+  RecordContext context;
+  context.tokenizer = &tokenizer;
+  context.model = ModelName(o.model.front());
+  context.created = std::chrono::duration_cast<std::chrono::seconds>(
+                        std::chrono::system_clock::now().time_since_epoch())
+                        .count();
+  context.run_id = RunId(context.created);
+  context.simd_target = SimdTarget();
+  context.engine_version = kVersion;
+  return context;
+}
+
+// The parts of a run, built in the order they are torn down in reverse.
+int Generate(const RunOptions& o, Model& model, const Tokenizer& tokenizer, const Plan& plan,
+             Descriptor input, Signals& signals) {
+  RequestDefaults defaults = MakeRequestDefaults(o, model.Config().generation);
+  const bool text = WantsText(o);
+  const bool stream = text && o.prompts.size() == 1;
+  defaults.keep_prompt_text = text && !stream;
+  RequestParser parser(tokenizer, model.Config().vocab, defaults);
+  RecordContext context = ContextOf(o, tokenizer);
+
+  PromptSource::Options source_options;
+  source_options.fd = input.Get();
+  source_options.format = o.input_format;
+  if (!source_options.format) source_options.format = FormatFromName(o.input);
+  if (source_options.format && input.Get() >= 0) {
+    Say(fmt::format("input: {}",
+                    *source_options.format == InputFormat::kJsonl ? "jsonl" : "lines"));
+  }
+  source_options.prompts = o.prompts;
+  source_options.on_format = [](InputFormat format) {
+    Say(fmt::format("input: {}", format == InputFormat::kJsonl ? "jsonl" : "lines"));
+  };
+  source_options.our_model = context.model;
+  source_options.on_other_model = [&](const std::string& asked) {
+    Say(fmt::format("lines ask for model \"{}\": {} answers", asked, context.model));
+  };
+  PromptSource source(std::move(source_options), parser);
+
+  model.LoadDense();
+  Engine engine(model, tokenizer, EngineOptionsOf(o, plan), OpenReader(o, model), source);
+  Say(fmt::format("mode: {} threads, {}, {}, {} reads, prefetch {}", plan.threads, SimdTarget(),
+                  engine.ReaderName(), o.direct == OnOffAuto::kOn ? "direct" : "buffered",
+                  o.prefetch == OnOffAuto::kOff ? "off" : "on"));
+  const Descriptor output = OpenOutput(o);
+  OutputWriter::Options writer_options;
+  OutputWriter* writer_pointer = nullptr;
+  writer_options.fd = output.Get();
+  if (o.output != "-") writer_options.name = o.output;
+  writer_options.on_written = [&](uint32_t sequence) {
+    if (writer_pointer->GetState() != OutputWriter::State::kOk) engine.Stop();
+    if (sequence != OutputWriter::kNoToken) engine.Closed(sequence);
+  };
+  OutputWriter writer(std::move(writer_options));
+  writer_pointer = &writer;
+  Deliverer::Options delivery;
+  delivery.context = context;
+  delivery.text = text;
+  delivery.stream = stream;
+  delivery.sequences = static_cast<uint32_t>(plan.sequences);
+  delivery.close = [&](uint32_t sequence) { engine.Closed(sequence); };
+  Deliverer deliverer(std::move(delivery), writer);
+
+  signals.Watch([&] { engine.Stop(); });
+  {
+    // A single answer is its own progress.
+    const bool quiet = stream && o.progress == ProgressFormat::kAuto;
+    Progress progress(quiet ? ProgressFormat::kOff : o.progress, engine, deliverer,
+                      model.Config().layers);
+    engine.Run(deliverer);
+  }
+  const OutputWriter::State state = writer.Finish();
+  const DeliveryTotals totals = deliverer.Totals();
+  if (totals.lines_done == 0 && !signals.Interrupted() && source.Error().empty()) Say("0 prompts");
+  if (totals.lines_done > 0) fmt::print(stderr, "{}", Summary(engine.Stats(), totals, plan));
+  if (state == OutputWriter::State::kFailed) throw IoError(writer.Error());
+  if (state == OutputWriter::State::kReaderGone) return 141;
+  if (!source.Error().empty()) throw IoError(source.Error());
+  if (signals.Interrupted()) return 130;
+  return totals.lines_failed > 0 ? 1 : 0;
+}
+
+}  // namespace
+
+int RunPrompts(const RunOptions& o) {
+  Signals signals;
+  Model model(o.model);
+  if (o.dense_attention) model.DropIndexer();
+  const Tokenizer tokenizer = Tokenizer::Load(o.model.front() + "/tokenizer.json");
+  const ModelConfig& config = model.Config();
+  if (o.ctx_size > config.max_positions) {
+    throw UsageError(
+        fmt::format("--ctx-size {}: the model has {} positions", o.ctx_size, config.max_positions));
+  }
+  const Plan plan = MakePlan(model, PlanRequestOf(o));
+  if (o.plan) {
+    fmt::print("{}", plan.Table());
+    return 0;
+  }
+  RefuseExistingOutput(o);
+  Descriptor input = OpenInput(o);
+  Say(fmt::format("model: {} ({})", o.model.front(), model.FormatSummary()));
+  for (const std::string& note : model.Notes()) Say(note);
+  Say(fmt::format("thinking: {}; sampling: {}",
+                  o.thinking ? fmt::format("on (effort {})", o.effort) : "off",
+                  DescribeSampling(o, config.generation)));
+  Say(plan.Line());
+  return Generate(o, model, tokenizer, plan, std::move(input), signals);
+}
+
+std::string VersionText() {
+  return fmt::format("colibri-run {}\nSIMD target: {}\nread backends: io_uring, pread\n", kVersion,
+                     SimdTarget());
+}
+
+int WithExitCodes(const char* program, const std::function<int()>& body) {
+  try {
+    return body();
+  } catch (const UsageError& e) {
+    fmt::print(stderr, "{}: {}\n", program, e.what());
+    return 2;
+  } catch (const ModelError& e) {
+    fmt::print(stderr, "{}: {}\n", program, e.what());
+    return 3;
+  } catch (const IoError& e) {
+    fmt::print(stderr, "{}: {}\n", program, e.what());
+    return 4;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "{}: out of memory: a smaller --ram or --max-rows helps\n", program);
+    return 2;
+  }
+}
+
+}  // namespace colibri

@@ -1,0 +1,60 @@
+// Turns notices into output: records of finished lines, or readable text, handed to the output
+// thread.
+// Threads: Deliver one call at a time (the graph's serial node), Refuse under the scheduler's lock;
+// the totals any time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/delivery.h"
+#include "runtime/output_writer.h"
+#include "runtime/record.h"
+#include "runtime/text_assembler.h"
+
+namespace colibri {
+
+struct DeliveryTotals {
+  uint64_t lines_done = 0, lines_failed = 0;
+  uint64_t tokens = 0;  // generated, of lines under way too
+};
+
+class Deliverer final : public Delivery {
+ public:
+  struct Options {
+    RecordContext context;
+    bool text = false;    // readable text instead of records
+    bool stream = false;  // text of the one prompt, token by token
+    uint32_t sequences = 1;
+    // A sequence that has no record of its own (a choice of a line whose others still run).
+    std::function<void(uint32_t sequence)> close;
+  };
+
+  // Both outlive the deliverer.
+  Deliverer(Options options, OutputWriter& writer);
+
+  void Deliver(Sequence& sequence, const Notice& notice) override;
+  void Refuse(Sequence& sequence) override;
+
+  DeliveryTotals Totals() const;
+
+ private:
+  void Stream(Sequence& sequence, const Notice& notice);
+  void FinishLine(Sequence& sequence);
+  std::string Record(const LineState& line, const LineFigures& figures) const;
+  std::string Text(const LineState& line) const;
+  void Count(bool failed);
+
+  const Options options_;
+  OutputWriter& writer_;
+  std::vector<uint32_t> delivered_;  // [sequences] tokens already counted
+  std::optional<TextAssembler> assembler_;
+  std::atomic<uint64_t> done_{0}, failed_{0}, tokens_{0};
+};
+
+}  // namespace colibri

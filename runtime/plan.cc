@@ -1,0 +1,252 @@
+#include "runtime/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#include "io/error.h"
+#include "runtime/frame.h"
+#include "runtime/sampler.h"
+
+namespace colibri {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kMargin = 64'000'000;
+// Stacks, TBB's pools, the output queue: measured at 9 MiB with two threads, generously rounded.
+constexpr uint64_t kBaseExtra = 16 * kMiB;
+constexpr uint64_t kBasePerThread = 2 * kMiB;
+// Wider frames gain little: 256 rows touch 99.97 % of 256 experts at 8 a token.
+constexpr int32_t kDefaultRows = 256;
+constexpr int32_t kDefaultContext = 4096;
+
+std::string Size(uint64_t bytes) {
+  if (bytes >= 10'000'000'000) return fmt::format("{:.1f} GB", static_cast<double>(bytes) / 1e9);
+  if (bytes >= 1'000'000'000) return fmt::format("{:.2f} GB", static_cast<double>(bytes) / 1e9);
+  return fmt::format("{:.1f} MB", static_cast<double>(bytes) / 1e6);
+}
+
+std::optional<uint64_t> ReadNumber(const std::string& path) {
+  std::ifstream file(path);
+  uint64_t value = 0;
+  if (!(file >> value)) return std::nullopt;
+  return value;
+}
+
+// "Name:   123 kB" lines of /proc files.
+std::optional<uint64_t> ReadKilobytes(const std::string& path, const std::string& name) {
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line)) {
+    if (line.rfind(name + ":", 0) != 0) continue;
+    return std::strtoull(line.c_str() + name.size() + 1, nullptr, 10) * 1024;
+  }
+  return std::nullopt;
+}
+
+uint64_t ReadStat(const std::string& path, const std::string& name) {
+  std::ifstream file(path);
+  std::string key;
+  uint64_t value = 0;
+  while (file >> key >> value) {
+    if (key == name) return value;
+  }
+  return 0;
+}
+
+// The tightest limit of the process's cgroups, less what is in use and cannot be reclaimed.
+std::optional<uint64_t> CgroupRoom(const std::string& root) {
+  std::ifstream file(root + "/proc/self/cgroup");
+  std::optional<uint64_t> room;
+  const auto consider = [&](const std::string& limit_file, const std::string& usage_file,
+                            const std::string& stat_file, const std::string& reclaimable) {
+    const auto limit = ReadNumber(limit_file);
+    if (!limit || *limit >= uint64_t{1} << 60) return;
+    const uint64_t usage = ReadNumber(usage_file).value_or(0);
+    const uint64_t cache = std::min(usage, ReadStat(stat_file, reclaimable));
+    const uint64_t used = usage - cache;
+    const uint64_t left = *limit > used ? *limit - used : 0;
+    if (!room || left < *room) room = left;
+  };
+  std::string line;
+  while (std::getline(file, line)) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    std::string path = line.substr(second + 1);
+    const bool v2 = controllers.empty();
+    if (!v2 && controllers.find("memory") == std::string::npos) continue;
+    const std::string mount = root + (v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
+    for (;;) {  // a parent's limit binds too; inside a container the path may not exist below mount
+      const std::string dir = mount + (path == "/" ? "" : path) + "/";
+      if (v2) {
+        consider(dir + "memory.max", dir + "memory.current", dir + "memory.stat", "inactive_file");
+      } else {
+        consider(dir + "memory.limit_in_bytes", dir + "memory.usage_in_bytes", dir + "memory.stat",
+                 "total_inactive_file");
+      }
+      if (path.empty() || path == "/") break;
+      path = path.substr(0, path.rfind('/'));
+    }
+  }
+  return room;
+}
+
+uint64_t N(int32_t v) { return static_cast<uint64_t>(v); }
+
+// Everything but KV pages and slots, for frames of `rows` rows.
+uint64_t Scratch(const Model& model, const PlanRequest& r, int32_t rows, int32_t sequences,
+                 int32_t context) {
+  const FrameShape shape{rows, context, r.threads};
+  const uint64_t sampling =
+      N(r.threads) * N(model.Config().vocab) * 2 * sizeof(SampleScratch::Entry);
+  const uint64_t tokens = N(sequences) * N(context) * sizeof(int32_t);
+  return N(r.frames) * shape.Bytes(model) + sampling + tokens;
+}
+
+uint64_t SlotBytes(const std::vector<SlotClass>& classes) {
+  uint64_t bytes = 0;
+  for (const SlotClass& c : classes) bytes += c.bytes * c.count;
+  return bytes;
+}
+
+std::vector<SlotClass> SlotsFor(const Model& model, const PlanRequest& r, uint64_t room) {
+  std::vector<SlotClass> classes;
+  uint64_t all = 0;
+  for (const Model::ExpertClass& c : model.ExpertClasses()) all += c.slot_bytes * c.experts;
+  for (const Model::ExpertClass& c : model.ExpertClasses()) {
+    double count = 0;
+    if (r.slot_count) {
+      count = *r.slot_count;
+    } else if (r.slot_share) {
+      count = std::ceil(*r.slot_share * c.experts);
+    } else if (all > 0) {
+      // Every class its share of the room.
+      count = std::floor(static_cast<double>(room) / static_cast<double>(all) * c.experts);
+    }
+    count = std::clamp(count, 1.0, static_cast<double>(c.experts));
+    classes.push_back({c.slot_bytes, static_cast<uint32_t>(count)});
+  }
+  return classes;
+}
+
+[[noreturn]] void DoesNotFit(const Plan& p, uint64_t page, int32_t least_rows) {
+  std::string text = fmt::format(
+      "the plan does not fit: {} at least, and the budget ({}) is {} of which {} is kept free.",
+      Size(p.Total()), p.budget_source, Size(p.budget), Size(p.margin));
+  text += fmt::format(
+      " Dense weights take {}, KV {} (--ctx-size {}; half of it gains {}), scratch {}"
+      " (--max-rows {}{}), slots {} (--slots).",
+      Size(p.dense), Size(p.kv), p.context, Size(p.kv / 2 / page * page), Size(p.scratch), p.rows,
+      p.rows > least_rows ? fmt::format("; 1 gains about {}", Size(p.scratch / 2)) : "",
+      Size(p.slots));
+  text += fmt::format(" --ram {} would do.", Size((p.Total() + kMargin) * 104 / 100));
+  throw UsageError(text);
+}
+
+}  // namespace
+
+uint64_t ResidentBytes() { return ReadKilobytes("/proc/self/status", "VmRSS").value_or(0); }
+uint64_t PeakResidentBytes() { return ReadKilobytes("/proc/self/status", "VmHWM").value_or(0); }
+
+MemoryBudget AvailableMemory(const std::string& root) {
+  const uint64_t available =
+      ReadKilobytes(root + "/proc/meminfo", "MemAvailable").value_or(uint64_t{4} << 30);
+  // The rest of the machine and the page cache of headers: 5 %, at least 512 MiB.
+  const uint64_t reserve = std::max(available / 20, 512 * kMiB);
+  MemoryBudget budget{available > reserve ? available - reserve : available / 2,
+                      "memory available"};
+  if (const auto room = CgroupRoom(root); room && *room < budget.bytes) {
+    budget = {*room, "cgroup limit"};
+  }
+  return budget;
+}
+
+Plan MakePlan(const Model& model, const PlanRequest& r) {
+  const ModelConfig& c = model.Config();
+  Plan p;
+  const MemoryBudget machine = r.ram ? MemoryBudget{*r.ram, "--ram"} : AvailableMemory();
+  p.budget = machine.bytes;
+  p.budget_source = machine.source;
+  p.margin = std::max(p.budget / 100 * 3, kMargin);
+  p.threads = r.threads;
+  p.frames = r.frames;
+  p.context = r.context > 0 ? r.context : std::min(kDefaultContext, c.max_positions);
+  p.page_tokens = r.page_tokens;
+  p.base = ResidentBytes() + kBaseExtra + N(r.threads) * kBasePerThread;
+  // The process's own memory is not part of what the machine has left.
+  if (!r.ram) p.budget += ResidentBytes();
+  p.dense = model.DenseBytes();
+  const uint64_t page = KvShapeOf(model, r.page_tokens, r.kv_type).PageBytes();
+  const auto pages_for = [&](int32_t tokens) {
+    return (tokens + r.page_tokens - 1) / r.page_tokens;
+  };
+  const int32_t context_pages = pages_for(p.context);
+  const uint64_t limit = p.budget > p.margin ? p.budget - p.margin : 0;
+  // Rows: as asked, else the widest frame whose scratch is no more than an eighth of what is left
+  // beside the dense weights.
+  for (p.rows = r.rows > 0 ? r.rows : kDefaultRows;; p.rows /= 2) {
+    p.sequences = r.sequences > 0 ? r.sequences : p.rows;
+    p.scratch = Scratch(model, r, p.rows, p.sequences, p.context);
+    const uint64_t fixed = p.base + p.dense;
+    if (r.rows > 0 || p.rows == 1 || (limit > fixed && p.scratch <= (limit - fixed) / 8)) break;
+  }
+  p.prefill_rows = r.prefill_rows > 0 ? std::min(r.prefill_rows, p.rows) : p.rows;
+  p.kv_pages = context_pages;
+  p.kv = N(p.kv_pages) * page;
+  p.slot_classes = SlotsFor(model, r, 0);
+  p.slots = SlotBytes(p.slot_classes);
+  if (p.Total() > limit) DoesNotFit(p, page, 1);
+  // What is left: a third for more sequences' pages, as far as they can use it, then slots up to
+  // all experts, then pages again.
+  const uint64_t most_pages =
+      std::max<uint64_t>(N(context_pages), N(p.sequences) * N(context_pages));
+  const auto grow_kv = [&](uint64_t room) {
+    const uint64_t more = std::min(room / page, most_pages - N(p.kv_pages));
+    p.kv_pages += static_cast<int32_t>(std::min<uint64_t>(more, 1u << 30));
+    p.kv = N(p.kv_pages) * page;
+  };
+  const bool by_hand = r.slot_count || r.slot_share;
+  grow_kv(by_hand ? limit - p.Total() : (limit - p.Total()) / 3);
+  p.slot_classes = SlotsFor(model, r, limit - (p.Total() - p.slots));
+  p.slots = SlotBytes(p.slot_classes);
+  if (p.Total() > limit) DoesNotFit(p, page, 1);
+  grow_kv(limit - p.Total());
+  for (const SlotClass& s : p.slot_classes) p.slot_total += s.count;
+  p.expert_total = model.ExpertCount();
+  return p;
+}
+
+std::string Plan::Line() const {
+  return fmt::format(
+      "plan: {} of {} ({}): dense {}, KV {} ({} tokens), scratch {}, {} of {} expert slots {}; "
+      "{} rows, {} sequences, {} threads",
+      Size(Total()), Size(budget), budget_source, Size(dense), Size(kv),
+      N(kv_pages) * N(page_tokens), Size(scratch), slot_total, expert_total, Size(slots), rows,
+      sequences, threads);
+}
+
+std::string Plan::Table() const {
+  std::string text;
+  const auto row = [&](std::string_view what, uint64_t bytes, const std::string& note) {
+    text += fmt::format("{:<16}{:>12}  {}\n", what, Size(bytes), note);
+  };
+  row("budget", budget, budget_source);
+  row("process", base, "program, headers, tokenizer, threads");
+  row("dense weights", dense, "attention, shared experts, dense layers, head, embedding");
+  row("KV", kv,
+      fmt::format("{} pages of {} tokens; --ctx-size {}", kv_pages, page_tokens, context));
+  row("scratch", scratch,
+      fmt::format("{} frame(s) of {} rows, {} of them prefill; {} sequences", frames, rows,
+                  prefill_rows, sequences));
+  for (const SlotClass& s : slot_classes) {
+    row("expert slots", s.bytes * s.count, fmt::format("{} slots of {}", s.count, Size(s.bytes)));
+  }
+  row("total", Total(), fmt::format("{} kept free", Size(margin)));
+  return text;
+}
+
+}  // namespace colibri
