@@ -122,6 +122,7 @@ TEST_CASE("an include against the layers is caught") {
 TEST_CASE("a third-party header outside its place is caught") {
   CHECK(Refused("runtime/router.cc", "#include \"hwy/highway.h\""));
   CHECK(Refused("kernels/kernels.h", "#include <hwy/highway.h>"));
+  CHECK(Refused("tests/kernels_test.cc", "#include \"kernels/vector-inl.h\""));
   CHECK(Refused("kernels/matmul.cc", "#include <fmt/format.h>"));
   CHECK(Refused("kernels/matmul.cc", "#include <nlohmann/json_fwd.hpp>"));
   CHECK(Refused("io/pread_reader.cc", "#include <liburing.h>"));

@@ -71,12 +71,17 @@ inline std::optional<Include> ParseInclude(std::string_view line) {
   return Include{std::string(line.substr(1, end - 1)), quoted};
 }
 
+// Headers of kernels that are compiled once for each SIMD target and need Highway.
+inline bool IsPerTarget(std::string_view header) {
+  return header == "kernels/targets.h" || header.ends_with("-inl.h");
+}
+
 // Third-party headers that have a place: by the beginning of their name, where they may be.
 inline bool ThirdPartyAllowed(std::string_view path, std::string_view header) {
   const std::string folder = FirstComponent(path);
   const bool source = path.ends_with(".cc");
   if (header.starts_with("hwy/")) {
-    return folder == "kernels" && (source || path.ends_with("-inl.h"));
+    return folder == "kernels" && (source || IsPerTarget(path));
   }
   // The standard library has no slash, POSIX and Linux are asked for below sys/ and linux/.
   const bool system = header.find('/') == std::string_view::npos || header.starts_with("sys/") ||
@@ -109,6 +114,8 @@ inline Complaints CheckIncludes(std::string_view path, std::string_view text) {
       why = "names a file of the project in angle brackets";
     } else if (ours && !allowed->second.contains(folder)) {
       why = "points against the layers";
+    } else if (allowed->first != "kernels" && IsPerTarget(include->name)) {
+      why = "brings Highway to another folder";
     } else if (!ours && include->quoted && folder != "hwy") {
       why = "does not start with a folder of the project";
     } else if (!ours && !ThirdPartyAllowed(path, include->name)) {
