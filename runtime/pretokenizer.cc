@@ -161,7 +161,7 @@ Pretokenizer::Pretokenizer(std::string_view pattern, Jit jit) : code_(std::make_
     throw std::invalid_argument(fmt::format("the pattern does not compile: {} (PCRE2 error {})",
                                             reinterpret_cast<const char*>(message), error));
   }
-  // Failure means interpretation: slower (5x), with the same matches.
+  // Failure means interpretation: slower (3 times), with the same matches.
   if (jit == Jit::kUse) pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE);
 }
 
