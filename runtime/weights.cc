@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
 #include <iterator>
 #include <map>
@@ -23,6 +24,9 @@ constexpr const char* kIndexerNames[] = {"wq_b.weight", "wk.weight", "weights_pr
                                          "k_norm.weight", "k_norm.bias"};
 
 bool IsBytes(DType dtype) { return dtype == DType::kU8 || dtype == DType::kI8; }
+
+// Index into kGroupSizes of the first size that fits.
+size_t FirstGroup(uint32_t groups) { return static_cast<size_t>(std::countr_zero(groups)); }
 
 // The layer whose routed expert below `experts` the name is a weight of; -1 for other names.
 int32_t ExpertWeightLayer(std::string_view name, int32_t experts) {
@@ -115,8 +119,8 @@ struct Model::Resolver {
     out.rows = static_cast<int32_t>(rows);
     out.cols = static_cast<int32_t>(cols);
     out.group = format.group;
-    if (__builtin_popcount(format.groups) == 1) ++votes[__builtin_ctz(format.groups)];
-    if (__builtin_popcount(format.groups) > 1) ambiguous.push_back({&out, format.groups});
+    if (std::has_single_bit(format.groups)) ++votes[FirstGroup(format.groups)];
+    if (std::popcount(format.groups) > 1) ambiguous.push_back({&out, format.groups});
     return true;
   }
 
@@ -245,7 +249,7 @@ struct Model::Resolver {
   // Decisions 6: the size that most unambiguous tensors have, else colibri's order.
   void SettleGroups() {
     for (const Ambiguous& a : ambiguous) {
-      size_t best = static_cast<size_t>(__builtin_ctz(a.groups));
+      size_t best = FirstGroup(a.groups);
       for (size_t i = best + 1; i < votes.size(); ++i) {
         if ((a.groups >> i & 1) != 0 && votes[i] > votes[best]) best = i;
       }
