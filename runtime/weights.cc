@@ -216,8 +216,8 @@ struct Model::Resolver {
   // The MTP layer is optional: an incomplete one is left out whole.
   void Mtp() {
     const int32_t layer = m.config_.layers;
-    MissingTensors main_missing;
-    std::swap(main_missing, missing);
+    MissingTensors lacking;  // the MTP layer's, collected in `missing` while it is visited
+    std::swap(lacking, missing);
     const size_t ambiguous_before = ambiguous.size();
     const auto votes_before = votes;
     LayerWeights& weights = m.layers_.emplace_back();
@@ -225,8 +225,8 @@ struct Model::Resolver {
     VisitLayer(m.config_, layer, weights, *this);
     VisitMtp(m.config_, *m.mtp_, *this);
     Experts(layer);
-    std::swap(main_missing, missing);
-    if (main_missing.Empty()) {
+    std::swap(lacking, missing);
+    if (lacking.Empty()) {
       const WeightFormat format = m.mtp_->eh_proj.format;
       if (format == WeightFormat::kInt4Row || format == WeightFormat::kInt4Grouped) {
         m.notes_.push_back(
@@ -236,7 +236,7 @@ struct Model::Resolver {
       return;
     }
     m.notes_.push_back(fmt::format("no drafts: the MTP layer is incomplete ({})",
-                                   fmt::join(main_missing.Lines(), "; ")));
+                                   fmt::join(lacking.Lines(), "; ")));
     ambiguous.resize(ambiguous_before);
     votes = votes_before;
     m.layers_.pop_back();
