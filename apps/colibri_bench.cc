@@ -1,1 +1,223 @@
-int main() { return 2; }
+// colibri-bench: measures and checks. Each subcommand is a function in bench/.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "apps/flags.h"
+#include "apps/run.h"
+#include "bench/fixture.h"
+#include "bench/make_model.h"
+#include "bench/pipeline.h"
+#include "bench/quality.h"
+#include "bench/tokenize.h"
+#include "io/error.h"
+#include "runtime/prompt_source.h"
+
+namespace colibri {
+namespace {
+
+// Natural openings: repetitive made-up prompts overstate cache hits.
+const std::vector<std::string>& NaturalPrompts() {
+  static const std::vector<std::string> kPrompts = {
+      "Once upon a time there was a miller who had three sons, and when he died",
+      "The detective put down his pipe and looked at the letter for a long while before",
+      "It was late in the autumn, and the road over the moor had been washed away, so",
+      "\"You will never guess what I found in the garden,\" said the youngest of them,",
+      "The ship had been eleven days out of Bristol when the wind dropped and",
+      "My aunt, who disapproved of most things, disapproved especially of",
+      "In the middle of the forest stood a house with a green door, and nobody knew",
+      "The train was two hours late, which gave me time to consider"};
+  return kPrompts;
+}
+
+struct PipelineFlags {
+  int32_t prompts = 8, tokens = 32;
+  std::string trace, text;
+  bool json = false, csv = false, markdown = false;
+};
+
+// The pipeline's own flags are taken here; the others are colibri-run's.
+RunOptions RunOptionsOf(std::vector<std::string> arguments) {
+  arguments.insert(arguments.end(), {"-p", "-"});
+  ParsedCommandLine line = ParseRunCommandLine(arguments);
+  if (!line.options) throw UsageError(line.text);
+  return *line.options;
+}
+
+std::vector<std::vector<int32_t>> PromptsOf(const PipelineFlags& flags,
+                                            const Tokenizer& tokenizer) {
+  std::vector<std::string> texts = NaturalPrompts();
+  if (!flags.text.empty()) {
+    std::ifstream file(flags.text);
+    if (!file) throw IoError(fmt::format("{}: cannot be read", flags.text));
+    texts.clear();
+    for (std::string line; std::getline(file, line);) {
+      if (!line.empty()) texts.push_back(line);
+    }
+    if (texts.empty()) throw IoError(fmt::format("{}: has no prompts", flags.text));
+  }
+  std::vector<std::vector<int32_t>> prompts;
+  for (int32_t i = 0; i < flags.prompts; ++i) {
+    const std::string& text = texts[static_cast<size_t>(i) % texts.size()];
+    auto ids = tokenizer.Encode("[gMASK]<sop>", AddedTokens::kRecognise);
+    const auto more = tokenizer.Encode(text, AddedTokens::kPlain);
+    ids.insert(ids.end(), more.begin(), more.end());
+    prompts.push_back(std::move(ids));
+  }
+  return prompts;
+}
+
+int Pipeline(const PipelineFlags& flags, const std::vector<std::string>& rest) {
+  const RunOptions run = RunOptionsOf(rest);
+  Model model(run.model);
+  if (run.dense_attention) model.DropIndexer();
+  model.MutableConfig()
+      .stop_ids.clear();  // a fixed number of tokens: short answers measure nothing
+  const Tokenizer tokenizer = Tokenizer::Load(run.model.front() + "/tokenizer.json");
+  PipelineOptions options;
+  options.plan = MakePlan(model, PlanRequestOf(run));
+  fmt::print(stderr, "{}\n", options.plan.Line());
+  options.engine = EngineOptionsOf(run, options.plan);
+  options.prompts = PromptsOf(flags, tokenizer);
+  options.tokens = flags.tokens;
+  options.trace = flags.trace;
+  options.open_reader = [&] { return OpenReader(run, model); };
+  using Format = PipelineOptions::Format;
+  options.format = flags.json       ? Format::kJson
+                   : flags.csv      ? Format::kCsv
+                   : flags.markdown ? Format::kMarkdown
+                                    : Format::kTable;
+  model.LoadDense();
+  return RunPipeline(model, tokenizer, options);
+}
+
+void AddMakeModelFlags(CLI::App* sub, MakeModelOptions* make, std::string* expert_format,
+                       std::string* dense_format) {
+  SyntheticModel& m = make->model;
+  sub->add_option("out", make->out, "Folder to write; must be new or empty")->required();
+  const auto dim = [&](const char* name, int32_t* value, const char* help) {
+    sub->add_option(name, *value, help)->check(CLI::Range(0, 1 << 24))->capture_default_str();
+  };
+  dim("--layers", &m.layers, "Layers, the MTP layer not counted");
+  dim("--dense-layers", &m.dense_layers, "Of those, leading dense ones");
+  dim("--experts", &m.experts, "Routed experts a layer");
+  dim("--top-k", &m.top_k, "Experts a token");
+  dim("--shared-experts", &m.shared_experts, "Shared experts");
+  dim("--hidden", &m.hidden, "Hidden size");
+  dim("--intermediate", &m.intermediate, "Width of a dense FFN");
+  dim("--moe-intermediate", &m.moe_intermediate, "Width of an expert");
+  dim("--heads", &m.heads, "Attention heads");
+  dim("--q-lora", &m.q_lora, "Rank of the query latent");
+  dim("--kv-lora", &m.kv_lora, "Rank of the key-value latent");
+  dim("--nope", &m.nope, "Head dimensions without rotation");
+  dim("--rope", &m.rope, "Head dimensions with rotation");
+  dim("--v-head", &m.v_head, "Value dimensions of a head");
+  dim("--index-heads", &m.index_heads, "Indexer heads");
+  dim("--index-dim", &m.index_dim, "Indexer head dimensions");
+  dim("--index-topk", &m.index_top_k, "Positions the indexer keeps");
+  dim("--vocab", &m.vocab, "Vocabulary");
+  dim("--max-positions", &m.max_positions, "Positions");
+  sub->add_option("--expert-format", *expert_format, "int4-g64, int4-row or int8");
+  sub->add_option("--dense-format", *dense_format, "int4-g64, int4-row or int8");
+  sub->add_flag("!--no-mtp", m.mtp, "Leave the MTP layer out");
+  sub->add_flag("!--no-indexer", m.indexer, "Leave the indexer out");
+  sub->add_option("--shard-bytes", m.shard_bytes, "Size at which a shard ends");
+  sub->add_option("--seed", m.seed, "Seed of the weights");
+  sub->add_option("--tokenizer-from", m.tokenizer_from, "Model folder whose tokenizer is copied")
+      ->required();
+  sub->add_flag("--quiet", make->quiet, "Do not list the shards");
+}
+
+int Run(int argc, char** argv) {
+  CLI::App app("Measures and checks colibri.", "colibri-bench");
+  app.require_subcommand(1);
+  int code = 0;
+
+  VerifyOptions verify;
+  CLI::App* sub = app.add_subcommand("verify", "Run fixture folders and compare every tensor");
+  sub->add_option("folders", verify.directories, "Fixture folders")->required();
+  sub->add_flag("--json", verify.json, "Print JSON");
+  sub->callback([&] { code = RunVerify(verify); });
+
+  TokenizeOptions tokenize;
+  sub = app.add_subcommand("tokenize", "Text to ids and back, or a cases file; loading time");
+  sub->add_option("-m,--model", tokenize.model_dir_or_tokenizer_json,
+                  "Model folder or tokenizer.json");
+  sub->add_option("file", tokenize.file, "Text file (default: standard input)");
+  sub->add_option("--cases", tokenize.cases, "A cases.jsonl of the tokenizer or the chat template");
+  sub->add_flag("--plain", tokenize.plain, "Recognise no added tokens");
+  sub->add_flag("--json", tokenize.json, "Print JSON");
+  sub->add_option("--generate-merges", tokenize.generate_merges,
+                  "Load a made-up tokenizer with this many merges");
+  sub->callback([&] { code = RunTokenize(tokenize); });
+
+  QualityOptions quality;
+  std::string kv = "both", attention = "auto", activations = "auto";
+  sub = app.add_subcommand("quality", "Perplexity of text or id files, settings side by side");
+  sub->add_option("-m,--model", quality.model, "Model folder")->required();
+  sub->add_option("files", quality.files, "Text files, or .jsonl files of id windows")->required();
+  sub->add_option("--activations", activations, "auto and f32 both compute in f32 yet")
+      ->check(CLI::IsMember({"auto", "f32"}));
+  sub->add_option("--kv", kv, "bf16, f32 or both")->check(CLI::IsMember({"bf16", "f32", "both"}));
+  sub->add_option("--attention", attention, "auto or dense")
+      ->check(CLI::IsMember({"auto", "dense"}));
+  sub->add_option("--window", quality.window, "Ids a window of a text file")
+      ->check(CLI::Range(8, 1 << 20));
+  sub->add_option("--max-windows", quality.max_windows, "At most so many windows");
+  sub->add_option("--rows", quality.rows, "Rows a frame")->check(CLI::Range(1, 4096));
+  sub->add_option("--threads", quality.threads, "Threads (default: the machine's)");
+  sub->add_flag("--json", quality.json, "Print JSON");
+  sub->callback([&] {
+    if (kv == "bf16") quality.kv = {KvType::kBF16};
+    if (kv == "f32") quality.kv = {KvType::kF32};
+    quality.dense_attention = attention == "dense";
+    code = RunQuality(quality);
+  });
+
+  std::string dump = "mermaid";
+  sub = app.add_subcommand("graph", "The flow graph as it is wired");
+  sub->add_option("--dump", dump, "mermaid or dot")->required();
+  sub->callback([&] { fmt::print("{}", GraphPicture(dump)); });
+
+  PipelineFlags pipeline;
+  CLI::App* pipe = app.add_subcommand(
+      "pipeline", "Run prompts and show where the time goes (further flags: as colibri-run)");
+  pipe->add_option("--prompts", pipeline.prompts, "How many prompts")->check(CLI::Range(1, 100000));
+  pipe->add_option("--tokens", pipeline.tokens, "Tokens generated for each")
+      ->check(CLI::Range(1, 1 << 20));
+  pipe->add_option("--text", pipeline.text, "File of prompts, one a line (default: built-in ones)");
+  pipe->add_option("--trace", pipeline.trace, "Write a Chrome trace (Perfetto opens it)");
+  pipe->add_flag("--json", pipeline.json, "Print JSON");
+  pipe->add_flag("--csv", pipeline.csv, "Print CSV");
+  pipe->add_flag("--markdown", pipeline.markdown, "Print a Markdown table");
+  pipe->allow_extras();
+  pipe->callback([&] { code = Pipeline(pipeline, pipe->remaining()); });
+
+  MakeModelOptions make;
+  std::string expert_format = "int4-g64", dense_format = "int4-g64";
+  sub = app.add_subcommand("make-model", "Write a synthetic model in the container's layout");
+  AddMakeModelFlags(sub, &make, &expert_format, &dense_format);
+  sub->callback([&] {
+    make.model.expert_format = ParseSyntheticFormat(expert_format);
+    make.model.dense_format = ParseSyntheticFormat(dense_format);
+    code = RunMakeModel(make);
+  });
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    const int status = app.exit(e);
+    return status == 0 ? 0 : 2;
+  }
+  return code;
+}
+
+}  // namespace
+}  // namespace colibri
+
+int main(int argc, char** argv) {
+  return colibri::WithExitCodes("colibri-bench", [&] { return colibri::Run(argc, argv); });
+}

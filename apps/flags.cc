@@ -245,7 +245,8 @@ class FlagSet {
            });
     const std::vector<std::pair<std::string, OnOffAuto>> on_off = {
         {"auto", OnOffAuto::kAuto}, {"on", OnOffAuto::kOn}, {"off", OnOffAuto::kOff}};
-    Choice("--direct", &options_.direct, on_off, "Read past the page cache (default: auto)");
+    Choice("--direct", &options_.direct, on_off,
+           "Read past the page cache; bare: on (default: auto)");
     Choice("--prefetch", &options_.prefetch, on_off, "Read guessed experts early (default: auto)");
     Count("--prefetch-depth", &options_.prefetch_depth, 1, 256, "Of the reads, at most this many");
     Choice("--cache-policy", &options_.cache_policy,
@@ -365,7 +366,14 @@ ParsedCommandLine ParseRunCommandLine(const std::vector<std::string>& arguments)
   FlagSet flags(&options);
   try {
     // CLI11 takes the arguments from the end of the vector.
-    flags.App().parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+    std::vector<std::string> reversed;
+    for (size_t i = arguments.size(); i-- > 0;) {
+      const bool bare = arguments[i] == "--direct" &&
+                        (i + 1 == arguments.size() || arguments[i + 1].starts_with("-"));
+      reversed.push_back(bare ? "--direct=on"
+                              : arguments[i]);  // an option with a choice, or a flag
+    }
+    flags.App().parse(std::move(reversed));
     Settle(flags, &options);
     return {std::move(options), 0, {}};
   } catch (const CLI::CallForHelp&) {

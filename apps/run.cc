@@ -49,6 +49,18 @@ class Descriptor {
   int fd_ = -1;
 };
 
+// Flags whose feature is not there yet: refused, never ignored.
+void RefuseUnsupported(const RunOptions& o) {
+  const auto refuse = [](bool given, const char* flag, const char* why) {
+    if (given) throw UsageError(fmt::format("{}: {}", flag, why));
+  };
+  refuse(!o.kv_dir.empty(), "--kv-dir", "KV pages are kept in memory only");
+  refuse(o.kv_ram.has_value(), "--kv-ram", "the plan sizes the KV; --ctx-size and --ram change it");
+  refuse(o.resident.has_value(), "--resident", "dense weights are always in memory");
+  refuse(o.cache_policy != "auto" && o.cache_policy != "lru", "--cache-policy",
+         "only lru is available");
+}
+
 Descriptor OpenInput(const RunOptions& o) {
   if (o.input.empty()) return {};
   if (o.input == "-") return Descriptor(STDIN_FILENO);
@@ -76,57 +88,6 @@ Descriptor OpenOutput(const RunOptions& o) {
       open(o.output.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (o.overwrite ? O_TRUNC : 0), 0666);
   if (fd < 0) throw IoError(fmt::format("{}: {}", o.output, std::strerror(errno)));
   return Descriptor(fd);
-}
-
-PlanRequest PlanRequestOf(const RunOptions& o) {
-  PlanRequest r;
-  r.ram = o.ram;
-  if (o.slots) {
-    (o.slots->percent ? r.slot_share : r.slot_count) =
-        o.slots->percent ? o.slots->value / 100 : o.slots->value;
-  }
-  r.threads = o.threads > 0 ? o.threads : ThreadsOfMachine();
-  r.frames = o.frames;
-  r.rows = o.max_rows;
-  r.sequences = o.max_seqs;
-  r.prefill_rows = o.prefill_rows;
-  r.context = o.ctx_size;
-  r.kv_type = o.f32_kv ? KvType::kF32 : KvType::kBF16;
-  return r;
-}
-
-EngineOptions EngineOptionsOf(const RunOptions& o, const Plan& plan) {
-  EngineOptions e;
-  e.threads = plan.threads;
-  e.context = plan.context;
-  e.scheduler.sequences = plan.sequences;
-  e.scheduler.rows = plan.rows;
-  e.scheduler.prefill_rows = plan.prefill_rows;
-  e.scheduler.frames = plan.frames;
-  e.kv_pages = plan.kv_pages;
-  e.page_tokens = plan.page_tokens;
-  e.kv_type = o.f32_kv ? KvType::kF32 : KvType::kBF16;
-  e.slots = plan.slot_classes;
-  e.prefetch = o.prefetch != OnOffAuto::kOff;
-  return e;
-}
-
-std::unique_ptr<Reader> OpenReader(const RunOptions& o, Model& model) {
-  if (o.direct == OnOffAuto::kOn) {
-    const std::string note = model.Files().Files().EnableDirect();
-    if (!note.empty()) Say(note);
-  }
-  ReaderOptions options;
-  if (o.io_depth > 0) options.depth = o.io_depth;
-  if (o.prefetch_depth > 0) options.prefetch_depth = o.prefetch_depth;
-  options.bytes_per_second = o.io_limit;
-  IoBackend backend = IoBackend::kAuto;
-  if (o.io == IoChoice::kUring) backend = IoBackend::kUring;
-  if (o.io == IoChoice::kPread) backend = IoBackend::kPread;
-  std::string note;
-  auto reader = MakeReader(backend, model.Files().Files(), options, &note);
-  if (!note.empty()) Say(note);
-  return reader;
 }
 
 // Waits for SIGINT and SIGTERM on a thread of its own: the first ends the run after the sweep under
@@ -271,7 +232,59 @@ int Generate(const RunOptions& o, Model& model, const Tokenizer& tokenizer, cons
 
 }  // namespace
 
+PlanRequest PlanRequestOf(const RunOptions& o) {
+  PlanRequest r;
+  r.ram = o.ram;
+  if (o.slots) {
+    (o.slots->percent ? r.slot_share : r.slot_count) =
+        o.slots->percent ? o.slots->value / 100 : o.slots->value;
+  }
+  r.threads = o.threads > 0 ? o.threads : ThreadsOfMachine();
+  r.frames = o.frames;
+  r.rows = o.max_rows;
+  r.sequences = o.max_seqs;
+  r.prefill_rows = o.prefill_rows;
+  r.context = o.ctx_size;
+  r.kv_type = o.f32_kv ? KvType::kF32 : KvType::kBF16;
+  return r;
+}
+
+EngineOptions EngineOptionsOf(const RunOptions& o, const Plan& plan) {
+  EngineOptions e;
+  e.threads = plan.threads;
+  e.context = plan.context;
+  e.scheduler.sequences = plan.sequences;
+  e.scheduler.rows = plan.rows;
+  e.scheduler.prefill_rows = plan.prefill_rows;
+  e.scheduler.frames = plan.frames;
+  e.kv_pages = plan.kv_pages;
+  e.page_tokens = plan.page_tokens;
+  e.kv_type = o.f32_kv ? KvType::kF32 : KvType::kBF16;
+  e.slots = plan.slot_classes;
+  e.prefetch = o.prefetch != OnOffAuto::kOff;
+  return e;
+}
+
+std::unique_ptr<Reader> OpenReader(const RunOptions& o, Model& model) {
+  if (o.direct == OnOffAuto::kOn) {
+    const std::string note = model.Files().Files().EnableDirect();
+    if (!note.empty()) Say(note);
+  }
+  ReaderOptions options;
+  if (o.io_depth > 0) options.depth = o.io_depth;
+  if (o.prefetch_depth > 0) options.prefetch_depth = o.prefetch_depth;
+  options.bytes_per_second = o.io_limit;
+  IoBackend backend = IoBackend::kAuto;
+  if (o.io == IoChoice::kUring) backend = IoBackend::kUring;
+  if (o.io == IoChoice::kPread) backend = IoBackend::kPread;
+  std::string note;
+  auto reader = MakeReader(backend, model.Files().Files(), options, &note);
+  if (!note.empty()) Say(note);
+  return reader;
+}
+
 int RunPrompts(const RunOptions& o) {
+  RefuseUnsupported(o);
   Signals signals;
   Model model(o.model);
   if (o.dense_attention) model.DropIndexer();

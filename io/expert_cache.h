@@ -36,7 +36,8 @@ struct ReadyItem {
 
 // Monotonic totals. hits: ready at the request. joined: already being read for a hint or another
 // request. misses: read because of the request. prefetch_*: bytes of hints read, used and evicted
-// or dropped unused.
+// or dropped unused. failures: reads that failed for somebody who waited. hints: guesses queued
+// (what was absent); hints_dropped: taken back before they were sent.
 struct CacheStats {
   uint64_t hits = 0, joined = 0, misses = 0, failures = 0, evictions = 0;
   uint64_t bytes_demand = 0, bytes_prefetch = 0, bytes_prefetch_used = 0, bytes_prefetch_wasted = 0;
@@ -47,7 +48,8 @@ class ExpertCache {
  public:
   using OnReady = std::function<void(const ReadyItem&)>;
 
-  // `items` (and their extents), `pool` and `reader` outlive the cache. The cache starts the reader.
+  // `items` (and their extents), `pool` and `reader` outlive the cache. The cache starts the
+  // reader.
   ExpertCache(std::vector<CacheItem> items, SlotPool& pool, Reader& reader, OnReady on_ready);
   ~ExpertCache();  // Stop() if it has not run yet
   ExpertCache(const ExpertCache&) = delete;
@@ -72,7 +74,9 @@ class ExpertCache {
   CacheStats Stats() const;
   // Debug: aborts unless nothing is pinned, waited for or queued.
   void CheckIdle() const;
-  // Stops the reader (waits for reads in flight). No call may follow except Stats.
+  // Stops the reader (waits for reads in flight). Every waiter gets its on_ready (ECANCELED where
+  // nothing was read); those that never had a slot get it from the calling thread, when the I/O
+  // thread is gone. No call may follow except Stats and CheckIdle.
   void Stop();
 
  private:

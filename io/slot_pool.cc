@@ -56,11 +56,11 @@ struct SlotPool::Impl {
 
   void AddArena(const SlotClass& wanted) {
     uint64_t slot_bytes = 0, bytes = 0, mapped = 0;
-    if (__builtin_add_overflow(wanted.bytes, kIoAlign - 1, &slot_bytes) ||
-        __builtin_mul_overflow(slot_bytes &= ~(kIoAlign - 1), uint64_t{wanted.count}, &bytes) ||
-        __builtin_add_overflow(bytes, kHugePage, &mapped)) {
-      Refused(wanted, ENOMEM);
-    }
+    bool too_large = __builtin_add_overflow(wanted.bytes, kIoAlign - 1, &slot_bytes);
+    slot_bytes = slot_bytes / kIoAlign * kIoAlign;
+    too_large |= __builtin_mul_overflow(slot_bytes, uint64_t{wanted.count}, &bytes);
+    too_large |= __builtin_add_overflow(bytes, kHugePage, &mapped);
+    if (too_large) Refused(wanted, ENOMEM);
     Arena& arena = arenas.emplace_back();
     arena.slot_bytes = slot_bytes;
     arena.count = wanted.count;

@@ -4,10 +4,10 @@
 #include <fmt/format.h>
 #include <pcre2.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 #include "runtime/utf8.h"
 
@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kWhiteSpace =
     R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 
-// The longest published pattern (o200k) has 300 bytes; compiling is quadratic at worst.
+// Published patterns have a few hundred bytes.
 constexpr size_t kMaxPattern = 4096;
 
 class PatternTranslator {
@@ -161,7 +161,7 @@ Pretokenizer::Pretokenizer(std::string_view pattern, Jit jit) : code_(std::make_
     throw std::invalid_argument(fmt::format("the pattern does not compile: {} (PCRE2 error {})",
                                             reinterpret_cast<const char*>(message), error));
   }
-  // Failure means interpretation: slower (5x), with the same matches.
+  // Failure means interpretation: slower (3 times), with the same matches.
   if (jit == Jit::kUse) pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE);
 }
 

@@ -54,10 +54,9 @@ class PieceSplitter {
   size_t match_end_ = 0;  // end of a match found but held back for the gap before it
 };
 
-// The pattern as PCRE2 must be given it: \s and \S spelled out as Unicode's White_Space. PCRE2's \s
-// has U+180E too and lacks none of it, so the difference shows only in old Mongolian text.
-// Throws std::invalid_argument for constructs that the two engines read differently and for
-// repeated groups, whose matching time may be exponential.
+// The pattern as PCRE2 must be given it: \s and \S spelled out as Unicode's White_Space (PCRE2's
+// own has U+180E besides). Throws std::invalid_argument for constructs that the two engines read
+// differently and for repeated groups, whose matching time may be exponential.
 std::string TranslatePattern(std::string_view pattern);
 
 }  // namespace colibri

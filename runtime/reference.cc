@@ -18,8 +18,11 @@ uint64_t WidestSlot(const Model& model) {
 
 }  // namespace
 
-ReferenceEngine::ReferenceEngine(const Model& model, KvStore& kv, StageHook* hook)
-    : model_(model), stages_(model, kv, serial_, hook), slot_(WidestSlot(model)) {}
+ReferenceEngine::ReferenceEngine(const Model& model, KvStore& kv, StageHook* hook,
+                                 Parallel* parallel)
+    : model_(model),
+      stages_(model, kv, parallel != nullptr ? *parallel : serial_, hook),
+      slot_(WidestSlot(model)) {}
 
 bool ReferenceEngine::Load(uint32_t item, ReadResult* error) {
   const FileTable& files = model_.Files().Files();
@@ -31,6 +34,7 @@ bool ReferenceEngine::Load(uint32_t item, ReadResult* error) {
       *error = {EIO, e.file, e.offset};
       return false;
     }
+    bytes_read_ += end - e.offset;
   }
   return true;
 }

@@ -14,8 +14,10 @@ namespace colibri {
 
 class ReferenceEngine {
  public:
-  // All outlive the engine. `model` has its dense weights loaded.
-  ReferenceEngine(const Model& model, KvStore& kv, StageHook* hook = nullptr);
+  // All outlive the engine. `model` has its dense weights loaded. `parallel`: how the loops within a
+  // stage run; nullptr: serially.
+  ReferenceEngine(const Model& model, KvStore& kv, StageHook* hook = nullptr,
+                  Parallel* parallel = nullptr);
 
   // All main layers and the head over a frame whose rows and sequences are filled in.
   void Run(Frame& frame, LogitsSink& sink);
@@ -27,6 +29,9 @@ class ReferenceEngine {
   // `share_index` the row keeps its predecessor's index set (model spec 4.3).
   static void NextDraftStep(Frame& frame, std::span<const int32_t> drafts, bool share_index);
 
+  // Of experts, so far.
+  uint64_t BytesRead() const { return bytes_read_; }
+
  private:
   void RunLayer(Frame& frame, int32_t layer);
   bool Load(uint32_t item, ReadResult* error);
@@ -35,6 +40,7 @@ class ReferenceEngine {
   SerialParallel serial_;
   Stages stages_;
   PopulatedBuffer slot_;
+  uint64_t bytes_read_ = 0;
 };
 
 }  // namespace colibri

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 
 #include "io/error.h"
@@ -129,7 +130,7 @@ TensorFormat InferFormat(const std::string& name, const TensorEntry& weight,
   if (kind->kind == Kind::kInt8Row) return {WeightFormat::kInt8Row, 0, 0};
   if (kind->kind == Kind::kInt4Row) return {WeightFormat::kInt4Row, 0, 0};
   const uint32_t groups = FittingGroups(sizes);
-  return {WeightFormat::kInt4Grouped, kGroupSizes[__builtin_ctz(groups)], groups};
+  return {WeightFormat::kInt4Grouped, kGroupSizes[std::countr_zero(groups)], groups};
 }
 
 std::string FormatName(const PackedMatrix& m) {

@@ -316,9 +316,13 @@ class Reader {
         throw std::invalid_argument(name + " stands twice");
       }
       // It may be an entry of the vocabulary as well, under the same id.
-      if (FindSpelling(token.content) != token.id &&
-          file_.vocabulary.Add(token.content, token.id, Vocabulary::Lookup::kHidden) !=
-              Vocabulary::Added::kYes) {
+      const int32_t entry = FindSpelling(token.content);
+      if (entry >= 0 && entry != token.id) {
+        throw std::invalid_argument(
+            fmt::format("{}: id {}, but {} in model.vocab", name, token.id, entry));
+      }
+      if (entry < 0 && file_.vocabulary.Add(token.content, token.id, Vocabulary::Lookup::kHidden) !=
+                           Vocabulary::Added::kYes) {
         throw std::invalid_argument(
             fmt::format("{}: id {} belongs to another entry", name, token.id));
       }

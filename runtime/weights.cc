@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
 #include <iterator>
 #include <map>
@@ -23,6 +24,9 @@ constexpr const char* kIndexerNames[] = {"wq_b.weight", "wk.weight", "weights_pr
                                          "k_norm.weight", "k_norm.bias"};
 
 bool IsBytes(DType dtype) { return dtype == DType::kU8 || dtype == DType::kI8; }
+
+// Index into kGroupSizes of the first size that fits.
+size_t FirstGroup(uint32_t groups) { return static_cast<size_t>(std::countr_zero(groups)); }
 
 // The layer whose routed expert below `experts` the name is a weight of; -1 for other names.
 int32_t ExpertWeightLayer(std::string_view name, int32_t experts) {
@@ -115,8 +119,8 @@ struct Model::Resolver {
     out.rows = static_cast<int32_t>(rows);
     out.cols = static_cast<int32_t>(cols);
     out.group = format.group;
-    if (__builtin_popcount(format.groups) == 1) ++votes[__builtin_ctz(format.groups)];
-    if (__builtin_popcount(format.groups) > 1) ambiguous.push_back({&out, format.groups});
+    if (std::has_single_bit(format.groups)) ++votes[FirstGroup(format.groups)];
+    if (std::popcount(format.groups) > 1) ambiguous.push_back({&out, format.groups});
     return true;
   }
 
@@ -212,8 +216,8 @@ struct Model::Resolver {
   // The MTP layer is optional: an incomplete one is left out whole.
   void Mtp() {
     const int32_t layer = m.config_.layers;
-    MissingTensors main_missing;
-    std::swap(main_missing, missing);
+    MissingTensors lacking;  // the MTP layer's, collected in `missing` while it is visited
+    std::swap(lacking, missing);
     const size_t ambiguous_before = ambiguous.size();
     const auto votes_before = votes;
     LayerWeights& weights = m.layers_.emplace_back();
@@ -221,8 +225,8 @@ struct Model::Resolver {
     VisitLayer(m.config_, layer, weights, *this);
     VisitMtp(m.config_, *m.mtp_, *this);
     Experts(layer);
-    std::swap(main_missing, missing);
-    if (main_missing.Empty()) {
+    std::swap(lacking, missing);
+    if (lacking.Empty()) {
       const WeightFormat format = m.mtp_->eh_proj.format;
       if (format == WeightFormat::kInt4Row || format == WeightFormat::kInt4Grouped) {
         m.notes_.push_back(
@@ -232,7 +236,7 @@ struct Model::Resolver {
       return;
     }
     m.notes_.push_back(fmt::format("no drafts: the MTP layer is incomplete ({})",
-                                   fmt::join(main_missing.Lines(), "; ")));
+                                   fmt::join(lacking.Lines(), "; ")));
     ambiguous.resize(ambiguous_before);
     votes = votes_before;
     m.layers_.pop_back();
@@ -245,7 +249,7 @@ struct Model::Resolver {
   // Decisions 6: the size that most unambiguous tensors have, else colibri's order.
   void SettleGroups() {
     for (const Ambiguous& a : ambiguous) {
-      size_t best = static_cast<size_t>(__builtin_ctz(a.groups));
+      size_t best = FirstGroup(a.groups);
       for (size_t i = best + 1; i < votes.size(); ++i) {
         if ((a.groups >> i & 1) != 0 && votes[i] > votes[best]) best = i;
       }
