@@ -1,4 +1,5 @@
 // ExpertCache with a scripted reader: states, pins, hints, eviction, failures.
+// Length: one scripted cache serves every case.
 #include "io/expert_cache.h"
 
 #include <doctest/doctest.h>

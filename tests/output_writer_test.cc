@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -46,10 +47,8 @@ OutputWriter::Options To(int fd, Taken* taken) {
 }
 
 int TemporaryFile() {
-  char path[] = "/tmp/colibri_output_writer_XXXXXX";
-  const int fd = mkstemp(path);
+  const int fd = memfd_create("output", 0);
   REQUIRE(fd >= 0);
-  unlink(path);
   return fd;
 }
 

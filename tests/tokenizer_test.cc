@@ -1,3 +1,5 @@
+// The tokenizer against the fixtures' cases, and what its files may not hold.
+// Length: one case for each refusal of a tokenizer.json.
 #include "runtime/tokenizer.h"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
 // Opening models: formats, missing parts, layouts of experts, dense weights in memory.
+// Length: every refusal needs a model folder of its own, made by shared helpers.
 #include "runtime/weights.h"
 
 #include <doctest/doctest.h>
