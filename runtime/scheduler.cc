@@ -10,7 +10,8 @@
 namespace colibri {
 namespace {
 
-bool Decodes(const Sequence& s) { return s.Known() - s.stored == 1; }
+// One-token prompts are prefill: whoever starts does so in order of age.
+bool Decodes(const Sequence& s) { return s.stored > 0 && s.Known() - s.stored == 1; }
 
 }  // namespace
 
@@ -209,9 +210,6 @@ void Scheduler::PlaceRows(Frame& frame) {
   prefill_left_ = std::min(options_.prefill_rows, options_.rows);
   work_left_ = options_.prefill_work;
   start_before_ = std::numeric_limits<uint64_t>::max();
-  const auto waiting = std::find_if(runnable_.begin(), runnable_.end(),
-                                    [](const Sequence* s) { return s->pages.ids.empty(); });
-  if (waiting != runnable_.end() && !MayStart(**waiting)) start_before_ = (*waiting)->age;
   PlaceAll(frame, true);
   PlaceAll(frame, false);
   const bool alone = static_cast<int32_t>(parked_.size()) + 1 == options_.frames;

@@ -6,9 +6,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -553,7 +555,7 @@ TEST_CASE("short lines do not pass a long one by for ever") {
 }
 
 TEST_CASE("the oldest has the right to every page, even beside one-token prompts") {
-  Rig rig(Options(4, 3, 16), 4);
+  Rig rig(Options(4, 8, 16), 4);
   rig.source.Add(14, 2);
   for (int i = 0; i < 6; ++i) rig.source.Add(1, 15);
   rig.RunToEnd();

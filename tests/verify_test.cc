@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/tokenizer.h"
+
 namespace colibri {
 namespace {
 
