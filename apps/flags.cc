@@ -28,6 +28,14 @@ std::optional<std::pair<double, std::string_view>> SplitNumber(std::string_view 
   return std::pair(value, text.substr(static_cast<size_t>(end - text.data())));
 }
 
+// The whole text as an integer that fits; CLI11's own conversion gives the nearest one that does.
+template <class Integer>
+bool ParseWhole(std::string_view text, Integer* into) {
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, *into);
+  return parsed.ec == std::errc() && parsed.ptr == end;
+}
+
 // "--max-rows" -> "COLIBRI_MAX_ROWS".
 std::string EnvironmentName(const std::string& flags) {
   std::string name = "COLIBRI_";
@@ -88,10 +96,12 @@ class FlagSet {
         ->type_name(type)
         ->envname(EnvironmentName(flags));
   }
-  template <class Number>
-  void Count(const std::string& flags, Number* into, Number low, Number high,
+  void Count(const std::string& flags, int32_t* into, int32_t low, int32_t high,
              const std::string& help) {
-    Value(flags, into, help)->check(CLI::Range(low, high))->type_name("N");
+    Parsed(flags, "N", fmt::format("a whole number from {} to {}", low, high), help,
+           [into, low, high](const std::string& text) {
+             return ParseWhole(text, into) && *into >= low && *into <= high;
+           });
   }
   template <class T>
   void Choice(const std::string& flags, T* into,
@@ -185,15 +195,22 @@ class FlagSet {
     Parsed("--top-k", "N", "a whole number from 0", "Keep this many tokens; 0: all",
            [this](const std::string& text) {
              int32_t value = 0;
-             const auto [end, error] =
-                 std::from_chars(text.data(), text.data() + text.size(), value);
-             if (error != std::errc() || end != text.data() + text.size() || value < 0)
-               return false;
+             if (!ParseWhole(text, &value) || value < 0) return false;
              options_.top_k = value;
              return true;
            });
     Real("--min-p", &options_.min_p, 0, 1, false, "Keep tokens with this share of the best one's");
-    Value("--seed", &options_.seed, "Seed of lines that have none (default: 0)")->type_name("N");
+    Parsed("--seed", "N", "an integer of 64 bits", "Seed of lines that have none (default: 0)",
+           [this](const std::string& text) {
+             // A negative seed means what it means in a line.
+             int64_t negative = 0;
+             if (text.starts_with('-')) {
+               if (!ParseWhole(text, &negative)) return false;
+               options_.seed = static_cast<uint64_t>(negative);
+               return true;
+             }
+             return ParseWhole(text, &options_.seed);
+           });
     Tokens("--max-tokens", &options_.max_tokens,
            "Longest answer (default: the room in the context)");
     List("--stop", &options_.stop, "End an answer before this text; may be given several times")

@@ -8,7 +8,7 @@
 namespace colibri {
 
 // Writes the chosen positions, ascending, to `chosen` (at least min(keep, scores.size()) long) and
-// returns how many. `scratch` is as long as `scores`. NaN scores lose to everything.
+// returns how many. `scratch` is as long as `scores`. NaN counts as -infinity.
 int32_t SelectPositions(std::span<const float> scores, int32_t keep, std::span<float> scratch,
                         std::span<int32_t> chosen);
 

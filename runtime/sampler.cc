@@ -41,8 +41,8 @@ void AddLittleEndian(XXH3_state_t* state, uint64_t value) {
   XXH3_64bits_update(state, bytes, sizeof bytes);
 }
 
-// Gives the allowed tokens best first, one at a time: real distributions end after a few, and a
-// full sort of 155,000 ids costs ten times what building the heap does.
+// Gives the allowed tokens best first, one at a time: real distributions end after a few, and
+// sorting 154,880 ids took five times as long as making the heap (38 against 8 ms, one busy core).
 class BestFirst {
  public:
   BestFirst(std::span<const float> logits, const VocabMask& mask, std::vector<Entry>* heap)

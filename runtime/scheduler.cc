@@ -3,10 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "io/check.h"
 
 namespace colibri {
+namespace {
+
+// One-token prompts are prefill: whoever starts does so in order of age.
+bool Decodes(const Sequence& s) { return s.stored > 0 && s.Known() - s.stored == 1; }
+
+}  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, const Tokenizer& tokenizer,
                      std::span<const int32_t> stop_ids, KvStore& kv, RequestSource& source,
@@ -139,12 +146,15 @@ int32_t Scheduler::GrowPages(Sequence& s, int32_t rows) {
   return rows;
 }
 
-int32_t Scheduler::ChunkOf(const Sequence& s, int32_t room, bool first, int64_t work_left) const {
+int32_t Scheduler::ChunkOf(const Sequence& s, int32_t room) const {
   int32_t rows = std::min({s.Known() - s.stored, room, prefill_left_});
   // Row i attends to stored + i + 1 positions.
   const auto work = [&](int64_t n) { return n * s.stored + n * (n + 1) / 2; };
-  while (rows > 1 && work(rows) > work_left) rows /= 2;
-  if (rows == 1 && work(1) > work_left && !first) rows = 0;
+  while (rows > 1 && work(rows) > work_left_) rows /= 2;
+  // A frame's first chunk has a row at any rate, or a long context would never end its prefill
+  // beside sequences that decode.
+  const bool first = work_left_ == options_.prefill_work;
+  if (rows == 1 && work(1) > work_left_ && !first) rows = 0;
   return rows;
 }
 
@@ -167,22 +177,30 @@ void Scheduler::Place(Frame& frame, Sequence& s, int32_t rows) {
   }
 }
 
+// False: the sequence sits this sweep out.
+bool Scheduler::TryPlace(Frame& frame, Sequence& s) {
+  if (s.pages.ids.empty() && (s.age >= start_before_ || !MayStart(s))) {
+    start_before_ = std::min(start_before_, s.age);
+    return false;
+  }
+  const bool decode = Decodes(s);
+  const auto room = options_.rows - static_cast<int32_t>(frame.rows.size());
+  int32_t rows = decode ? 1 : ChunkOf(s, room);
+  if (rows > 0) rows = GrowPages(s, rows);
+  if (rows == 0) return false;
+  if (!decode) {
+    prefill_left_ -= rows;
+    work_left_ -= int64_t{rows} * s.stored + int64_t{rows} * (rows + 1) / 2;
+    stats_.prefill_rows += static_cast<uint64_t>(rows);
+  }
+  Place(frame, s, rows);
+  return true;
+}
+
 void Scheduler::PlaceAll(Frame& frame, bool decode) {
   for (Sequence* s : runnable_) {
-    const auto room = options_.rows - static_cast<int32_t>(frame.rows.size());
-    if (room <= 0) return;
-    const bool decodes = s->Known() - s->stored == 1;
-    if (s->owner != Sequence::kNobody || decodes != decode) continue;
-    if (s->pages.ids.empty() && !MayStart(*s)) continue;
-    int32_t rows = decode ? 1 : ChunkOf(*s, room, frame.rows.empty(), work_left_);
-    if (rows > 0) rows = GrowPages(*s, rows);
-    if (rows == 0) continue;  // sits this sweep out
-    if (!decode) {
-      prefill_left_ -= rows;
-      work_left_ -= int64_t{rows} * s->stored + int64_t{rows} * (rows + 1) / 2;
-      stats_.prefill_rows += static_cast<uint64_t>(rows);
-    }
-    Place(frame, *s, rows);
+    if (static_cast<int32_t>(frame.rows.size()) >= options_.rows) return;
+    if (s->owner == Sequence::kNobody && Decodes(*s) == decode) TryPlace(frame, *s);
   }
 }
 
@@ -191,18 +209,19 @@ void Scheduler::PlaceRows(Frame& frame) {
             [](const Sequence* a, const Sequence* b) { return a->age < b->age; });
   prefill_left_ = std::min(options_.prefill_rows, options_.rows);
   work_left_ = options_.prefill_work;
+  start_before_ = std::numeric_limits<uint64_t>::max();
   PlaceAll(frame, true);
   PlaceAll(frame, false);
   const bool alone = static_cast<int32_t>(parked_.size()) + 1 == options_.frames;
   if (frame.rows.empty() && !runnable_.empty() && alone) {
     // Everybody sits out for want of pages: the oldest has the right to all of them (the plan holds
     // one whole context), so that some sequence always goes on.
+    Sequence& oldest = *runnable_.front();
     for (Sequence* s : runnable_) {
-      if (s != runnable_.front() && !s->pages.ids.empty()) Preempt(*s);
+      if (s != &oldest && !s->pages.ids.empty()) Preempt(*s);
     }
-    PlaceAll(frame, true);
-    PlaceAll(frame, false);
-    COLIBRI_CHECK(!frame.rows.empty());
+    start_before_ = std::numeric_limits<uint64_t>::max();
+    COLIBRI_CHECK(TryPlace(frame, oldest));
   }
   std::erase_if(runnable_, [](const Sequence* s) { return s->owner != Sequence::kNobody; });
 }
@@ -236,7 +255,11 @@ void Scheduler::Release(Frame& frame) {
   const std::lock_guard lock(mutex_);
   for (const FrameSequence& place : frame.sequences) {
     Sequence& s = *place.sequence;
-    if (s.owner != frame.id) continue;  // finished: it belongs to the deliverer
+    // Finished ones belong to the deliverer, who may close them late: their pages are wanted now,
+    // or a full store would leave the others, and the engine, without any. One that was closed
+    // already, taken up again and finished in another frame needs its pages no more either.
+    if (s.owner == Sequence::kDeliver) kv_.Release(&s.pages);
+    if (s.owner != frame.id) continue;
     s.owner = Sequence::kNobody;
     runnable_.push_back(&s);
   }

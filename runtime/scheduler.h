@@ -3,8 +3,9 @@
 // admission of lines and the parking place of frames without work.
 //
 // Order within a frame: one row of every sequence that decodes, oldest first, then prefill chunks,
-// oldest first, bounded in rows and in rows x context. Which rows share a frame never changes a
-// line's bytes; it decides only when they come.
+// oldest first, bounded in rows and in rows x context. While the oldest sequence without pages
+// waits for them, no younger one starts: short lines do not pass a long one by for ever. Which rows
+// share a frame never changes a line's bytes; it decides only when they come.
 // Threads: all methods from any thread (one mutex). Nothing here blocks.
 #pragma once
 
@@ -99,7 +100,8 @@ class Scheduler {
   void Refuse(Sequence& s, LineError error);
   void PlaceRows(Frame& frame);
   void PlaceAll(Frame& frame, bool decode);
-  int32_t ChunkOf(const Sequence& s, int32_t room, bool first, int64_t work_left) const;
+  bool TryPlace(Frame& frame, Sequence& s);
+  int32_t ChunkOf(const Sequence& s, int32_t room) const;
   bool MayStart(const Sequence& s) const;
   int32_t GrowPages(Sequence& s, int32_t rows);
   Sequence* Victim(const Sequence& asking);
@@ -123,8 +125,10 @@ class Scheduler {
   std::shared_ptr<LineState> pending_;  // a line whose choices have not all been given a sequence
   int32_t next_choice_ = 0;
   uint64_t next_age_ = 0;
+  // While a frame is filled.
   int32_t prefill_left_ = 0;
   int64_t work_left_ = 0;
+  uint64_t start_before_ = 0;  // no sequence of this age or younger starts
   bool open_ = true, stopped_ = false;
   SchedulerStats stats_;
 };

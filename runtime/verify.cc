@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <cstring>
 
 #include "io/check.h"
@@ -12,10 +13,11 @@ namespace {
 LineError ErrorOf(const FrameRow& row, const FrameSequence& place,
                   const std::function<std::string(uint32_t)>& path_of) {
   if (row.state == RowState::kReadFailed) {
+    const int number = place.error.error;
     return {500, "read_error",
             fmt::format("an expert of layer {} could not be read: {}, offset {}: {}",
                         row.failed_layer, path_of(place.error.file), place.error.offset,
-                        std::strerror(place.error.error)),
+                        number == ENODATA ? "the file ends before" : std::strerror(number)),
             ""};
   }
   return {500, "not_finite",

@@ -78,6 +78,9 @@ class Model {
 
   // Layers 0 .. layers-1, and the MTP layer at index `layers` when HasMtp().
   const LayerWeights& Layer(int32_t layer) const { return layers_[static_cast<size_t>(layer)]; }
+  // Tests make mistakes in a loaded model through these two, so that no engine needs a switch.
+  LayerWeights& MutableLayer(int32_t layer) { return layers_[static_cast<size_t>(layer)]; }
+  ExpertLayout& MutableExpert(uint32_t item) { return experts_[item]; }
   const PackedMatrix& Embedding() const { return embedding_; }
   const PackedMatrix& Head() const { return head_; }
   const std::vector<float>& FinalNorm() const { return final_norm_; }

@@ -253,7 +253,9 @@ TEST_CASE("values out of range are refused with the flag and what was expected")
   CHECK(RefusedBy({"--top-p", "0"}, "--top-p"));
   CHECK(RefusedBy({"--top-k", "-1"}, "--top-k"));
   CHECK(RefusedBy({"--min-p", "1.5"}, "--min-p"));
-  CHECK(RefusedBy({"--seed", "-1"}, "--seed"));
+  CHECK(RefusedBy({"--seed", "1.5"}, "--seed"));
+  CHECK(RefusedBy({"--seed", "18446744073709551616"}, "--seed"));
+  CHECK(RefusedBy({"--threads", "1.5"}, "--threads"));
   CHECK(RefusedBy({"--max-tokens", "0"}, "--max-tokens"));
   CHECK(RefusedBy({"--ctx-size", "1.0001k"}, "--ctx-size"));
   CHECK(RefusedBy({"--ram", "lots"}, "a size such as 16GB"));
@@ -267,6 +269,10 @@ TEST_CASE("values out of range are refused with the flag and what was expected")
   CHECK(RefusedBy({"--draft", "4"}, "--draft"));
   CHECK(RefusedBy({"--effort", "medium"}, "high|max|none"));
   CHECK(RefusedBy({"--kv", "fp8"}, "bf16|f32"));
+}
+
+TEST_CASE("a negative seed is the seed that a line with it has") {
+  CHECK(Good({"--seed", "-1"}).seed == ~uint64_t{0});
 }
 
 TEST_CASE("combinations that make no sense are refused by name") {
