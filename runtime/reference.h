@@ -14,8 +14,8 @@ namespace colibri {
 
 class ReferenceEngine {
  public:
-  // All outlive the engine. `model` has its dense weights loaded. `parallel`: how the loops within a
-  // stage run; nullptr: serially.
+  // All outlive the engine. `model` has its dense weights loaded. `parallel`: how the loops within
+  // a stage run; nullptr: serially.
   ReferenceEngine(const Model& model, KvStore& kv, StageHook* hook = nullptr,
                   Parallel* parallel = nullptr);
 

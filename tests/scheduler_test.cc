@@ -1,6 +1,7 @@
 // The scheduler with a scripted input, small pages and no weights: who gets rows, who waits, who
 // gives pages back, and that everybody ends. Latents stand for what a real frame stores: each row
 // checks that all positions before it still hold its sequence's values.
+// Length: one scripted run of the scheduler serves every case.
 #include "runtime/scheduler.h"
 
 #include <doctest/doctest.h>

@@ -1,5 +1,6 @@
 // What fixtures cannot hold: rows beside other rows, failing reads, activations that are not finite
 // or all zero, draft rows.
+// Length: the frames of one small model serve every case.
 #include "runtime/stages.h"
 
 #include <doctest/doctest.h>
