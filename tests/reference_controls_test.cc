@@ -17,23 +17,12 @@
 #include "kernels/kernels.h"
 #include "runtime/parallel.h"
 #include "runtime/router.h"
+#include "tests/function_hook.h"
 
 namespace colibri {
 namespace {
 
 std::string Folder(const std::string& name) { return COLIBRI_SOURCE_DIR "/tests/fixtures/" + name; }
-
-class FunctionHook final : public StageHook {
- public:
-  using Function = std::function<void(StagePoint, Frame&, int32_t layer)>;
-  explicit FunctionHook(Function function) : function_(std::move(function)) {}
-  void At(StagePoint point, Frame& frame, int32_t layer) override {
-    function_(point, frame, layer);
-  }
-
- private:
-  Function function_;
-};
 
 // Matrices rewritten as f32; they live as long as the object.
 class Rewriter {
