@@ -162,6 +162,7 @@ void Engine::Run(Delivery& delivery) {
     }
   });
   cache_->DropHints();
+  cache_->CheckIdle();
 }
 
 EngineStats Engine::Stats() const {

@@ -26,7 +26,12 @@ ReferenceEngine::ReferenceEngine(const Model& model, KvStore& kv, StageHook* hoo
 
 bool ReferenceEngine::Load(uint32_t item, ReadResult* error) {
   const FileTable& files = model_.Files().Files();
-  for (const Extent& e : model_.Expert(item).extents) {
+  const std::vector<Extent>& extents = model_.Expert(item).extents;
+  if (std::find(failing_.begin(), failing_.end(), item) != failing_.end()) {
+    *error = {EIO, extents.front().file, extents.front().offset};
+    return false;
+  }
+  for (const Extent& e : extents) {
     const uint64_t end = std::min(e.offset + e.bytes, files.Size(e.file));
     try {
       files.ReadExact(e.file, e.offset, {slot_.data() + e.dest, end - e.offset});

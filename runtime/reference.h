@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "runtime/frame.h"
@@ -29,6 +30,9 @@ class ReferenceEngine {
   // `share_index` the row keeps its predecessor's index set (model spec 4.3).
   static void NextDraftStep(Frame& frame, std::span<const int32_t> drafts, bool share_index);
 
+  // Reads of these experts fail with EIO from now on, as those of a broken drive would.
+  void FailItems(std::vector<uint32_t> items) { failing_ = std::move(items); }
+
   // Of experts, so far.
   uint64_t BytesRead() const { return bytes_read_; }
 
@@ -40,6 +44,7 @@ class ReferenceEngine {
   SerialParallel serial_;
   Stages stages_;
   PopulatedBuffer slot_;
+  std::vector<uint32_t> failing_;
   uint64_t bytes_read_ = 0;
 };
 

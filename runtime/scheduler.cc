@@ -51,7 +51,9 @@ void Scheduler::Pull() {
     free_.pop_back();
     s.line = pending_;
     s.choice = next_choice_++;
-    if (next_choice_ >= pending_->open_choices) pending_.reset();
+    // Not open_choices: the deliverer counts that down while later choices still wait here.
+    const bool one = s.choice == 0 && pending_->error;
+    if (one || next_choice_ >= pending_->request.choices) pending_.reset();
     Admit(s);
   }
 }
@@ -70,7 +72,8 @@ void Scheduler::Admit(Sequence& s) {
   s.prompt = static_cast<int32_t>(request.prompt.size());
   s.tokens.clear();
   s.logprobs.clear();
-  if (s.line->error) return Refuse(s, *s.line->error);
+  // A later choice's line may have got its error from the deliverer, who tells it once, at the end.
+  if (s.choice == 0 && s.line->error) return Refuse(s, *s.line->error);
   const int64_t room = int64_t{options_.context} - s.prompt;
   const int64_t limit = request.max_tokens > 0 ? request.max_tokens : room;
   if (limit < 1 || limit > room) {
@@ -283,7 +286,10 @@ Scheduler::After Scheduler::Drained(int32_t* wake, bool* poll_input) {
   Pull();
   *wake = TakeParkedIfWork();
   if (*wake >= 0) return After::kWake;
-  if (!open_ && static_cast<int32_t>(free_.size()) == options_.sequences) return After::kFinished;
+  if (static_cast<int32_t>(free_.size()) == options_.sequences) {
+    COLIBRI_DCHECK(kv_.FreePages() == kv_.Pages());
+    if (!open_) return After::kFinished;
+  }
   *poll_input = open_ && !free_.empty();
   return After::kBlock;
 }

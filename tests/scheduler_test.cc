@@ -215,6 +215,28 @@ TEST_CASE("with one sequence object the choices of a line come one by one") {
   CHECK(rig.scheduler.Stats().lines_read == 2);
 }
 
+TEST_CASE("choices that end while others of their line still wait are not taken for those") {
+  // The deliverer counts open_choices down and may leave its error in the line: neither is for the
+  // scheduler.
+  for (const bool fails : {false, true}) {
+    Rig rig(Options(1, 8), 64);
+    rig.source.Add(3, 2, 3);
+    rig.source.Add(2, 1);
+    rig.source.End();
+    for (size_t closed = 0; closed < 4; ++closed) {
+      while (rig.to_close.empty()) REQUIRE(rig.Step());
+      LineState& line = *rig.scheduler.At(0).line;
+      --line.open_choices;
+      if (fails) line.error = LineError{500, "read_error", "", ""};
+      rig.CloseAll();
+    }
+    CHECK_FALSE(rig.Step());
+    for (int32_t c = 0; c < 3; ++c) rig.CheckTokens(1, c, 3, 2);
+    rig.CheckTokens(2, 0, 2, 1);
+    CHECK(rig.scheduler.Stats().lines_refused == 0);
+  }
+}
+
 TEST_CASE("choices of a line share its state and run side by side when there is room") {
   Rig rig(Options(4, 16), 64);
   rig.source.Add(3, 2, 3);

@@ -1,0 +1,68 @@
+#include "runtime/sequential.h"
+
+#include <poll.h>
+
+#include "io/check.h"
+#include "runtime/reference.h"
+#include "runtime/verify.h"
+
+namespace colibri {
+
+SchedulerStats RunSequential(const Model& model, const Tokenizer& tokenizer,
+                             const SequentialOptions& options, RequestSource& source,
+                             Delivery& delivery) {
+  COLIBRI_CHECK(options.scheduler.frames == 1);
+  KvStore kv(KvShapeOf(model, options.page_tokens, options.kv_type), options.kv_pages);
+  // Refusals come under the scheduler's lock: they are closed once it is given back.
+  std::vector<uint32_t> refused;
+  Scheduler scheduler(options.scheduler, tokenizer, model.Config().stop_ids, kv, source,
+                      [&](Sequence& s) {
+                        delivery.Refuse(s);
+                        refused.push_back(s.index);
+                      });
+  ReferenceEngine engine(model, kv);
+  engine.FailItems(options.failing);
+  SerialParallel serial;
+  const VocabMask mask(tokenizer, model.Config().vocab);
+  TokenDrawer drawer(mask, serial);
+  Frame frame(model, {options.scheduler.rows, options.scheduler.context, 1});
+  const auto path_of = [&](uint32_t file) { return model.Files().Files().Path(file); };
+  const auto close_refused = [&] {
+    for (uint32_t index : refused) scheduler.Close(index);
+    refused.clear();
+  };
+  // The frame is parked. False: there will be no more work.
+  const auto wait_for_work = [&] {
+    for (;;) {
+      int32_t wake = -1;
+      bool poll_input = false;
+      const Scheduler::After after = scheduler.Drained(&wake, &poll_input);
+      const bool freed = !refused.empty();
+      close_refused();
+      if (after != Scheduler::After::kBlock) return after == Scheduler::After::kWake;
+      if (freed) continue;
+      // Nobody else holds a sequence: only input can bring work.
+      COLIBRI_CHECK(poll_input && source.Fd() >= 0);
+      pollfd input{source.Fd(), POLLIN, 0};
+      if (!source.Buffered()) poll(&input, 1, -1);
+    }
+  };
+  for (;;) {
+    const bool filled = scheduler.Fill(frame).filled;
+    close_refused();
+    if (!filled) {
+      if (!wait_for_work()) return scheduler.Stats();
+      continue;
+    }
+    engine.Run(frame, drawer);
+    std::vector<Notice> notices;
+    AcceptTokens(frame, {}, path_of, [&](const Notice& n) { notices.push_back(n); });
+    for (const Notice& n : notices) delivery.Deliver(scheduler.At(n.sequence), n);
+    scheduler.Release(frame);
+    for (const Notice& n : notices) {
+      if (n.final != 0) scheduler.Close(n.sequence);
+    }
+  }
+}
+
+}  // namespace colibri

@@ -1,0 +1,344 @@
+// Runs the same lines through the flow graph and through the sequential engine, with the real
+// deliverer and output thread behind the graph, and gives back the records line by line.
+// Threads: one run at a time.
+#pragma once
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "graph/engine.h"
+#include "runtime/deliverer.h"
+#include "runtime/output_writer.h"
+#include "runtime/sequential.h"
+#include "tests/shuffled_reader.h"
+#include "tests/watchdog.h"
+
+namespace colibri {
+
+inline bool FullTests() { return std::getenv("COLIBRI_FULL_TESTS") != nullptr; }
+
+// A model with its tokenizer, from one directory.
+struct TestModel {
+  explicit TestModel(const std::string& directory)
+      : model({directory}), tokenizer(Tokenizer::Load(directory + "/tokenizer.json")) {
+    model.LoadDense();
+  }
+  Model model;
+  Tokenizer tokenizer;
+};
+
+inline const TestModel& DemoModel() {
+  static const TestModel demo(COLIBRI_SOURCE_DIR "/apps/demo/model");
+  return demo;
+}
+
+// Lines given as they are, in their order; a line with an error cannot be run.
+struct TestLine {
+  Request request;
+  std::optional<LineError> error;
+};
+
+class ListSource final : public RequestSource {
+ public:
+  explicit ListSource(std::vector<TestLine> lines) : lines_(std::move(lines)) {}
+  Next TryNext(Request* request, std::optional<LineError>* error) override {
+    if (next_ == lines_.size()) return Next::kEnd;
+    *request = lines_[next_].request;
+    *error = lines_[next_].error;
+    ++next_;
+    return Next::kRequest;
+  }
+  int Fd() const override { return -1; }
+  bool Buffered() const override { return next_ < lines_.size(); }
+
+ private:
+  const std::vector<TestLine> lines_;
+  size_t next_ = 0;
+};
+
+enum class ReaderKind : uint8_t { kUring, kPread, kShuffled };
+
+// What may change when and where things happen, and never a byte of a line.
+struct RunConfig {
+  int32_t threads = 1;
+  uint32_t slots = 0;  // of each class; 0: one for each expert
+  int32_t frames = 1;
+  int32_t rows = 64;
+  int32_t prefill_rows = 0;  // 0: as rows
+  int32_t page_tokens = kDefaultPageTokens;
+  int32_t kv_pages = 0;  // 0: enough for every sequence
+  int32_t sequences = 8;
+  int32_t context = 128;
+  bool prefetch = true;
+  bool pauses = false;
+  bool slow_output = false;
+  KvType kv_type = KvType::kBF16;
+  ReaderKind reader = ReaderKind::kShuffled;
+  uint32_t seed = 1;
+
+  std::string Text() const {
+    return fmt::format(
+        "threads {} slots {} frames {} rows {} prefill {} page {} pages {} sequences {} prefetch "
+        "{} "
+        "pauses {} slow output {} reader {} seed {}",
+        threads, slots, frames, rows, prefill_rows, page_tokens, kv_pages, sequences, prefetch,
+        pauses, slow_output, static_cast<int>(reader), seed);
+  }
+};
+
+struct Outcome {
+  std::map<uint64_t, std::string> records;  // by line
+  EngineStats stats;
+};
+
+inline RecordContext TestContext(const Tokenizer& tokenizer) {
+  RecordContext context;
+  context.tokenizer = &tokenizer;
+  context.model = "test";
+  context.run_id = "run";
+  context.simd_target = "any";
+  context.engine_version = "none";
+  return context;
+}
+
+// A file in memory that takes records.
+class RecordFile {
+ public:
+  RecordFile() : fd_(memfd_create("records", MFD_CLOEXEC)) { REQUIRE(fd_ >= 0); }
+  ~RecordFile() { close(fd_); }
+  RecordFile(const RecordFile&) = delete;
+  RecordFile& operator=(const RecordFile&) = delete;
+  int Fd() const { return fd_; }
+
+  // Every line has at most one record.
+  std::map<uint64_t, std::string> Records() const {
+    std::string text(static_cast<size_t>(lseek(fd_, 0, SEEK_END)), '\0');
+    REQUIRE(pread(fd_, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()));
+    std::map<uint64_t, std::string> records;
+    std::istringstream lines(text);
+    for (std::string record; std::getline(lines, record);) {
+      const uint64_t line = nlohmann::json::parse(record).at("line").get<uint64_t>();
+      CHECK_MESSAGE(records.emplace(line, record).second, "line ", line, " has two records");
+    }
+    return records;
+  }
+
+ private:
+  int fd_;
+};
+
+// Gives sequences back late and from another thread, as slow output does.
+class LateCloser {
+ public:
+  explicit LateCloser(std::function<void(uint32_t)> close)
+      : close_(std::move(close)), thread_([this] { Loop(); }) {}
+  ~LateCloser() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+  }
+  LateCloser(const LateCloser&) = delete;
+  LateCloser& operator=(const LateCloser&) = delete;
+
+  void Add(uint32_t sequence) {
+    {
+      const std::lock_guard lock(mutex_);
+      waiting_.push_back(sequence);
+    }
+    wake_.notify_one();
+  }
+
+ private:
+  void Loop() {
+    for (;;) {
+      uint32_t sequence = 0;
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [this] { return over_ || !waiting_.empty(); });
+        if (waiting_.empty()) return;
+        sequence = waiting_.front();
+        waiting_.pop_front();
+      }
+      for (int i = 0; i < 200; ++i) std::this_thread::yield();
+      close_(sequence);
+    }
+  }
+  const std::function<void(uint32_t)> close_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<uint32_t> waiting_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+inline SchedulerOptions SchedulerOptionsOf(const RunConfig& c) {
+  SchedulerOptions s;
+  s.sequences = c.sequences;
+  s.rows = c.rows;
+  s.prefill_rows = c.prefill_rows > 0 ? c.prefill_rows : c.rows;
+  s.frames = c.frames;
+  s.context = c.context;
+  return s;
+}
+
+inline int32_t PagesOf(const RunConfig& c) {
+  const int32_t whole = (c.context + c.page_tokens - 1) / c.page_tokens;
+  return c.kv_pages > 0 ? c.kv_pages : whole * c.sequences;
+}
+
+inline std::unique_ptr<Reader> ReaderOf(const RunConfig& c, const Model& model,
+                                        const ShuffledReader::Fault& fault) {
+  const FileTable& files = model.Files().Files();
+  if (c.reader == ReaderKind::kShuffled) {
+    return std::make_unique<ShuffledReader>(files, c.seed, fault);
+  }
+  std::string note;
+  // A machine without io_uring reads with pread: the bytes are what is compared.
+  const IoBackend backend = c.reader == ReaderKind::kPread ? IoBackend::kPread : IoBackend::kAuto;
+  return MakeReader(backend, files, {}, &note);
+}
+
+inline EngineOptions EngineOptionsOf(const TestModel& m, const RunConfig& c) {
+  EngineOptions options;
+  options.threads = c.threads;
+  options.context = c.context;
+  options.scheduler = SchedulerOptionsOf(c);
+  options.kv_pages = PagesOf(c);
+  options.page_tokens = c.page_tokens;
+  options.kv_type = c.kv_type;
+  options.prefetch = c.prefetch;
+  options.pause_after_puts = c.pauses;
+  for (const Model::ExpertClass& e : m.model.ExpertClasses()) {
+    options.slots.push_back(
+        {e.slot_bytes, c.slots == 0 ? e.experts : std::min(c.slots, e.experts)});
+  }
+  return options;
+}
+
+struct RunHooks {
+  ShuffledReader::Fault fault;                         // ReaderKind::kShuffled only
+  std::function<void(Engine&)> before_run;             // on the engine thread
+  std::function<void(Engine&, size_t count)> written;  // on the output thread, after each record
+};
+
+inline Outcome RunGraph(const TestModel& m, const RunConfig& c, RequestSource& source,
+                        const RunHooks& hooks = {}) {
+  const Watchdog watchdog(c.Text());
+  Engine engine(m.model, m.tokenizer, EngineOptionsOf(m, c), ReaderOf(c, m.model, hooks.fault),
+                source);
+  Outcome outcome;
+  RecordFile file;
+  {
+    LateCloser closer([&](uint32_t sequence) { engine.Closed(sequence); });
+    size_t count = 0;
+    OutputWriter::Options writing;
+    writing.fd = file.Fd();
+    writing.sync = [](int) { return 0; };
+    writing.on_written = [&](uint32_t sequence) {
+      ++count;
+      if (hooks.written) hooks.written(engine, count);
+      c.slow_output ? closer.Add(sequence) : engine.Closed(sequence);
+    };
+    OutputWriter writer(std::move(writing));
+    Deliverer::Options delivery;
+    delivery.context = TestContext(m.tokenizer);
+    delivery.sequences = static_cast<uint32_t>(c.sequences);
+    delivery.close = [&](uint32_t sequence) { engine.Closed(sequence); };
+    Deliverer deliverer(std::move(delivery), writer);
+    if (hooks.before_run) hooks.before_run(engine);
+    engine.Run(deliverer);
+    REQUIRE(writer.Finish() == OutputWriter::State::kOk);
+  }
+  outcome.stats = engine.Stats();
+  outcome.records = file.Records();
+  return outcome;
+}
+
+inline Outcome RunGraph(const TestModel& m, const RunConfig& c, std::vector<TestLine> lines,
+                        const RunHooks& hooks = {}) {
+  ListSource source(std::move(lines));
+  return RunGraph(m, c, source, hooks);
+}
+
+// Of the configuration only what the sequential engine has: frames must be 1.
+inline Outcome RunSequentially(const TestModel& m, const RunConfig& c, RequestSource& source,
+                               const std::vector<uint32_t>& failing = {}) {
+  SequentialOptions options;
+  options.scheduler = SchedulerOptionsOf(c);
+  options.kv_pages = PagesOf(c);
+  options.page_tokens = c.page_tokens;
+  options.kv_type = c.kv_type;
+  options.failing = failing;
+  RecordFile file;
+  Outcome outcome;
+  {
+    OutputWriter::Options writing;
+    writing.fd = file.Fd();
+    writing.sync = [](int) { return 0; };
+    OutputWriter writer(std::move(writing));
+    Deliverer::Options delivery;
+    delivery.context = TestContext(m.tokenizer);
+    delivery.sequences = static_cast<uint32_t>(c.sequences);
+    delivery.close = [](uint32_t) {};
+    Deliverer deliverer(std::move(delivery), writer);
+    outcome.stats.scheduler = RunSequential(m.model, m.tokenizer, options, source, deliverer);
+    REQUIRE(writer.Finish() == OutputWriter::State::kOk);
+  }
+  outcome.records = file.Records();
+  return outcome;
+}
+
+inline Outcome RunSequentially(const TestModel& m, const RunConfig& c, std::vector<TestLine> lines,
+                               const std::vector<uint32_t>& failing = {}) {
+  ListSource source(std::move(lines));
+  return RunSequentially(m, c, source, failing);
+}
+
+// The bytes of every line are equal. Lines that `but` names are not looked at.
+inline void CheckSameLines(const Outcome& got, const Outcome& expected,
+                           const std::vector<uint64_t>& but = {}) {
+  CHECK(got.records.size() == expected.records.size());
+  for (const auto& [line, record] : expected.records) {
+    if (std::find(but.begin(), but.end(), line) != but.end()) continue;
+    const auto at = got.records.find(line);
+    if (at == got.records.end()) {
+      FAIL_CHECK("line ", line, " has no record");
+    } else {
+      CHECK_MESSAGE(LineBytes(at->second) == LineBytes(record), "line ", line);
+    }
+  }
+}
+
+// Lines whose record is an error, with its code.
+inline std::map<uint64_t, std::string> ErrorsOf(const Outcome& outcome) {
+  std::map<uint64_t, std::string> errors;
+  for (const auto& [line, record] : outcome.records) {
+    const nlohmann::json json = nlohmann::json::parse(record);
+    if (!json.at("error").is_null()) errors[line] = json["error"].at("code").get<std::string>();
+  }
+  return errors;
+}
+
+}  // namespace colibri

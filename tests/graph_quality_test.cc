@@ -1,0 +1,54 @@
+// Perplexity of the demo model over the reference's windows: what rounding to int4, attention
+// restricted by the indexer and a bf16 KV store cost has to be what the reference says.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "bench/quality.h"
+
+namespace colibri {
+namespace {
+
+nlohmann::json Reference() {
+  std::ifstream file(COLIBRI_SOURCE_DIR "/tests/fixtures/demo/reference.json");
+  return nlohmann::json::parse(file).at("perplexity").at("int4-g64");
+}
+
+std::vector<QualityResult> Measured(bool dense, std::vector<KvType> kv) {
+  QualityOptions options;
+  options.model = {COLIBRI_SOURCE_DIR "/apps/demo/model"};
+  options.files = {COLIBRI_SOURCE_DIR "/tests/fixtures/demo/perplexity.jsonl"};
+  options.dense_attention = dense;
+  options.kv = std::move(kv);
+  std::vector<QualityResult> results = MeasureQuality(options);
+  REQUIRE(results.size() == options.kv.size());
+  for (const QualityResult& r : results) CHECK(r.predictions == 12 * 1023);
+  return results;
+}
+
+double Difference(double measured, double expected) { return std::abs(measured / expected - 1); }
+
+}  // namespace
+
+TEST_CASE("perplexity with sparse attention and f32 KV is the reference's to 0.1 percent") {
+  const double expected = Reference().at("sparse");
+  const QualityResult f32 = Measured(false, {KvType::kF32})[0];
+  CHECK(Difference(f32.perplexity, expected) < 0.001);
+}
+
+TEST_CASE("perplexity with bf16 KV is the reference's to 0.5 percent") {
+  const double expected = Reference().at("sparse");
+  const QualityResult bf16 = Measured(false, {KvType::kBF16})[0];
+  CHECK(Difference(bf16.perplexity, expected) < 0.005);
+}
+
+TEST_CASE("perplexity with dense attention is the reference's to 0.1 percent") {
+  const double expected = Reference().at("dense");
+  const QualityResult dense = Measured(true, {KvType::kF32})[0];
+  CHECK(Difference(dense.perplexity, expected) < 0.001);
+}
+
+}  // namespace colibri
