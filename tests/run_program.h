@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,14 +31,20 @@ struct ProgramOutcome {
 
 class RunningProgram {
  public:
+  enum class Screen : uint8_t { kPipes, kTerminal };  // kTerminal: what is on it is `out`
+
   // name: of a program in the build folder. environment: "NAME=value", added to ours.
   RunningProgram(const std::string& name, const std::vector<std::string>& arguments,
-                 const std::vector<std::string>& environment = {}) {
+                 const std::vector<std::string>& environment = {}, Screen screen = Screen::kPipes) {
     // A program that ends early must not take the test along.
     ::signal(SIGPIPE, SIG_IGN);
-    std::array<int, 2> in{}, out{}, err{};
-    for (auto* ends : {&in, &out, &err}) {
-      if (pipe2(ends->data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
+    std::array<int, 2> in = Pipe(), out{}, err{};
+    if (screen == Screen::kPipes) {
+      out = Pipe();
+      err = Pipe();
+    } else {
+      out = Terminal();
+      err = {-1, fcntl(out[1], F_DUPFD_CLOEXEC, 0)};
     }
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
@@ -118,6 +125,19 @@ class RunningProgram {
   }
 
  private:
+  // [0] is read, [1] written.
+  static std::array<int, 2> Pipe() {
+    std::array<int, 2> ends{};
+    if (pipe2(ends.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
+    return ends;
+  }
+  static std::array<int, 2> Terminal() {
+    const int ours = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (ours < 0 || grantpt(ours) != 0 || unlockpt(ours) != 0) {
+      throw std::runtime_error("no pseudo terminal");
+    }
+    return {ours, open(ptsname(ours), O_RDWR | O_NOCTTY | O_CLOEXEC)};
+  }
   static void CloseOne(int* fd) {
     if (*fd >= 0) close(*fd);
     *fd = -1;
