@@ -135,7 +135,8 @@ struct Rig {
   }
   void CloseAll() {
     for (const uint32_t index : to_close) {
-      const Sequence& s = scheduler.At(index);
+      Sequence& s = scheduler.At(index);
+      --s.line->open_choices;  // as the deliverer does
       finished.push_back({s.line->request.line,
                           s.choice,
                           {s.tokens.begin() + std::min(s.prompt, s.Known()), s.tokens.end()},
