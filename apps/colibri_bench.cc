@@ -157,7 +157,9 @@ int Run(int argc, char** argv) {
   QualityOptions quality;
   std::string kv = "both", attention = "auto", activations = "auto";
   sub = app.add_subcommand("quality", "Perplexity of text or id files, settings side by side");
-  sub->add_option("-m,--model", quality.model, "Model folder")->required();
+  sub->add_option("-m,--model", quality.model, "Model folder; again for further ones")
+      ->required()
+      ->allow_extra_args(false);  // or it would take the files
   sub->add_option("files", quality.files, "Text files, or .jsonl files of id windows")->required();
   sub->add_option("--activations", activations, "auto and f32 both compute in f32 yet")
       ->check(CLI::IsMember({"auto", "f32"}));

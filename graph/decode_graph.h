@@ -53,8 +53,11 @@ class DecodeGraph {
  public:
   // `bodies` outlives the graph; nullptr builds one that is only looked at.
   explicit DecodeGraph(NodeBodies* bodies);
-  // Waits: making an edge from a buffer spawns a task, which must not run after its node is gone.
+  // An edge from a buffer starts a task, which must end before the nodes do. In the arena, if the
+  // graph was made in one.
   ~DecodeGraph() { graph_.wait_for_all(); }
+  DecodeGraph(const DecodeGraph&) = delete;
+  DecodeGraph& operator=(const DecodeGraph&) = delete;
 
   // Puts a parked or new frame. The engine thread only, inside the arena.
   void PutFrame(FrameRef frame) { free_frames_->try_put(frame); }

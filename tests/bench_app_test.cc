@@ -91,17 +91,13 @@ TEST_CASE("tokenize agrees with every case of the tokenizer and of the chat temp
 
 TEST_CASE("tokenize fails on a case that is wrong") {
   const TempDir dir;
-  std::ifstream file(kFixtures + "tokenizer/cases.jsonl");
-  std::string line;
-  std::getline(file, line);
-  Json wrong = Json::parse(line);
-  for (auto& [key, value] : wrong.items()) {
-    if (value.is_array() && !value.empty() && value[0].is_number()) value.push_back(1);
-  }
-  const ProgramOutcome outcome = Bench({"tokenize", "-m", kFixtures + "tokenizer/tokenizer.json",
-                                        "--cases", dir.Write("cases.jsonl", wrong.dump() + "\n")});
+  const ProgramOutcome outcome =
+      Bench({"tokenize", "-m", kFixtures + "tokenizer/tokenizer.json", "--cases",
+             dir.Write("cases.jsonl", R"({"text":" ","ids":[221],"plain_ids":[220],"decoded":" ",)"
+                                      R"("decoded_without_special":" "})")});
   INFO(outcome.out);
   CHECK(outcome.exit_code == 1);
+  CHECK(Contains(outcome.out, " 1 failed"));
 }
 
 TEST_CASE("tokenize turns a text into ids and back") {
@@ -124,6 +120,11 @@ TEST_CASE("graph prints the wiring as mermaid and as dot, and knows no third lan
   const ProgramOutcome other = Bench({"graph", "--dump", "svg"});
   CHECK(other.exit_code == 2);
   CHECK(Contains(other.err, "svg"));
+}
+
+TEST_CASE("a graph that is only looked at goes as quietly as it came") {
+  // Its tasks and its nodes raced at the end: about every third time it crashed.
+  for (int i = 0; i < 12; ++i) CHECK(Bench({"graph", "--dump", "dot"}).exit_code == 0);
 }
 
 TEST_CASE("pipeline prints a figure for every node beside memory, reading and tokens") {

@@ -200,7 +200,7 @@ TEST_CASE("the bytes behind a draw are fixed: a change would alter every sampled
   CHECK(DrawUniform(~uint64_t{0}, "line-12", 3, 1000) == 0x1.a3bba49437aabp-1);
 }
 
-TEST_CASE("uniform numbers fill [0, 1) evenly") {
+TEST_CASE("uniform numbers fill 0 to 1 evenly") {
   int tenths[10] = {};
   double sum = 0;
   for (int i = 0; i < 20000; ++i) {
