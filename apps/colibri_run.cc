@@ -1,22 +1,21 @@
 // colibri-run: a prompt file in, exact answers out.
-#include <fmt/format.h>
-
 #include <string>
 #include <vector>
 
 #include "apps/flags.h"
 #include "apps/run.h"
+#include "apps/say.h"
 
 int main(int argc, char** argv) {
   return colibri::WithExitCodes("colibri-run", [&] {
     const std::vector<std::string> arguments(argv + 1, argv + argc);
     const colibri::ParsedCommandLine line = colibri::ParseRunCommandLine(arguments);
     if (!line.options) {
-      fmt::print(line.exit_code == 0 ? stdout : stderr, "{}", line.text);
+      line.exit_code == 0 ? colibri::Print(line.text) : colibri::SayPart(line.text);
       return line.exit_code;
     }
     if (line.options->version) {
-      fmt::print("{}", colibri::VersionText());
+      colibri::Print(colibri::VersionText());
       return 0;
     }
     return colibri::RunPrompts(*line.options);

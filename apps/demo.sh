@@ -24,14 +24,14 @@ cmake --build $build --target colibri-run colibri-bench -j "$(build_jobs)"
 # A quarter of the experts in memory and reads past the page cache: the small model then has to
 # fetch its experts while it answers, as the large one does.
 command=($build/colibri-run -m apps/demo/model -i apps/demo/prompts.jsonl --thinking off
-  --slots 25% --direct on --temperature 0.8 --output-format text "$@")
+  --slots 25% --direct --temperature 0.8 --output-format text "$@")
 echo "\$ ${command[*]}"
 "${command[@]}"
 
 cat <<NEXT
 
-Next, what every node of the pipeline did meanwhile:
-  $build/colibri-bench pipeline -m apps/demo/model -i apps/demo/prompts.jsonl --thinking off --slots 25% --direct on
+Next, where the time goes, node by node:
+  $build/colibri-bench pipeline -m apps/demo/model --slots 25% --direct
 A prompt of your own:
   $build/colibri-run -m apps/demo/model --thinking off -p "Tell me a passage from Treasure Island."
 GLM-5.2 itself: the same command with -m and its directory (README.md).

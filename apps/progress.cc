@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
-#include <cstdio>
+
+#include "apps/say.h"
 
 namespace colibri {
 namespace {
@@ -65,15 +67,14 @@ void Progress::Print(bool last) {
            static_cast<double>(known - std::min(known, totals.lines_done));
   }
   if (format_ == ProgressFormat::kJson) {
-    fmt::print(stderr,
-               "{{\"seconds\":{:.3f},\"lines_done\":{},\"lines_failed\":{},\"lines_read\":{},"
-               "\"input_open\":{},\"tokens\":{},\"tokens_per_second\":{:.3f},\"bytes_read\":{},"
-               "\"gb_per_second\":{:.3f},\"hit_rate\":{:.4f},\"layer\":{},\"layers\":{},"
-               "\"seconds_left\":{}}}\n",
-               seconds, totals.lines_done, totals.lines_failed, known, !all_known, totals.tokens,
-               Rate(tokens, seconds), BytesRead(stats.cache), Rate(bytes, seconds) / 1e9,
-               HitRate(stats.cache), layer, layers_,
-               left < 0 ? "null" : fmt::format("{:.1f}", left));
+    SayPart(fmt::format(
+        "{{\"seconds\":{:.3f},\"lines_done\":{},\"lines_failed\":{},\"lines_read\":{},"
+        "\"input_open\":{},\"tokens\":{},\"tokens_per_second\":{:.3f},\"bytes_read\":{},"
+        "\"gb_per_second\":{:.3f},\"hit_rate\":{:.4f},\"layer\":{},\"layers\":{},"
+        "\"seconds_left\":{}}}\n",
+        seconds, totals.lines_done, totals.lines_failed, known, !all_known, totals.tokens,
+        Rate(tokens, seconds), BytesRead(stats.cache), Rate(bytes, seconds) / 1e9,
+        HitRate(stats.cache), layer, layers_, left < 0 ? "null" : fmt::format("{:.1f}", left)));
     return;
   }
   const std::string line = fmt::format(
@@ -82,11 +83,10 @@ void Progress::Print(bool last) {
       Rate(bytes, seconds) / 1e9, 100 * HitRate(stats.cache), layer + 1, layers_,
       left < 0 ? "" : fmt::format(", {:.0f} s left", left));
   if (format_ == ProgressFormat::kBar) {
-    fmt::print(stderr, "\r\033[K{}{}", line, last ? "\r\033[K" : "");
+    SayPart(fmt::format("\r\033[K{}{}", line, last ? "\r\033[K" : ""));
   } else if (!last) {
-    fmt::print(stderr, "{}\n", line);
+    Say(line);
   }
-  std::fflush(stderr);
   printed_ = true;
 }
 
@@ -95,24 +95,22 @@ std::string Summary(const EngineStats& stats, const DeliveryTotals& totals, cons
   const CacheStats& c = stats.cache;
   const OverlapFigures& o = stats.overlap;
   const double total = std::max(1e-9, o.Total());
+  const auto per_second = static_cast<uint64_t>(Rate(static_cast<double>(BytesRead(c)), seconds));
   std::string text = fmt::format(
-      "{} lines, {} failed; {} prompt and {} generated tokens in {:.1f} s: {:.2f} tokens/s\n",
-      totals.lines_done, totals.lines_failed, stats.scheduler.prompt_tokens, totals.tokens, seconds,
+      "{} {}, {} failed; {} prompt and {} generated tokens in {:.1f} s: {:.2f} tokens/s\n",
+      totals.lines_done, totals.lines_done == 1 ? "line" : "lines", totals.lines_failed,
+      stats.scheduler.prompt_tokens, totals.tokens, seconds,
       Rate(static_cast<double>(totals.tokens), seconds));
-  text += fmt::format(
-      "{:.3f} GB read, {:.2f} GB/s; experts: {:.1f} % hits of {}; hints {} read, {} used\n",
-      static_cast<double>(BytesRead(c)) / 1e9,
-      Rate(static_cast<double>(BytesRead(c)), seconds) / 1e9, 100 * HitRate(c),
-      c.hits + c.joined + c.misses, c.hints_read, c.hints_used);
+  text += fmt::format("{} read, {}/s; experts: {:.1f} % hits of {}; hints {} read, {} used\n",
+                      SizeText(BytesRead(c)), SizeText(per_second), 100 * HitRate(c),
+                      c.hits + c.joined + c.misses, c.hints_read, c.hints_used);
   text += fmt::format(
       "time: {:.0f} % reading and computing at once, {:.0f} % computing only, {:.0f} % reading "
       "only, {:.0f} % neither\n",
       100 * o.both_s / total, 100 * o.compute_only_s / total, 100 * o.io_only_s / total,
       100 * o.neither_s / total);
-  text +=
-      fmt::format("memory: peak {:.1f} MB of {:.1f} MB planned, budget {:.1f} MB\n",
-                  static_cast<double>(PeakResidentBytes()) / 1e6,
-                  static_cast<double>(plan.Total()) / 1e6, static_cast<double>(plan.budget) / 1e6);
+  text += fmt::format("memory: peak {} of {} planned, budget {}\n", SizeText(PeakResidentBytes()),
+                      SizeText(plan.Total()), SizeText(plan.budget));
   return text;
 }
 

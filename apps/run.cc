@@ -12,9 +12,12 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "apps/progress.h"
+#include "apps/say.h"
 #include "graph/engine.h"
 #include "io/check.h"
 #include "io/error.h"
@@ -27,8 +30,6 @@ namespace colibri {
 namespace {
 
 constexpr const char* kVersion = "0.1.0";
-
-void Say(const std::string& line) { fmt::print(stderr, "{}\n", line); }
 
 // A file descriptor that closes itself, unless it is a standard stream.
 class Descriptor {
@@ -82,16 +83,31 @@ void RefuseExistingOutput(const RunOptions& o) {
   }
 }
 
-Descriptor OpenOutput(const RunOptions& o) {
+// Opened before the model is loaded, so that a wrong name does not cost minutes; what is in it is
+// kept until the first answer can be written (EmptyOutput).
+Descriptor OpenOutput(const RunOptions& o, const Descriptor& input) {
   if (o.output == "-") return Descriptor(STDOUT_FILENO);
-  const int fd =
-      open(o.output.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (o.overwrite ? O_TRUNC : 0), 0666);
-  if (fd < 0) throw IoError(fmt::format("{}: {}", o.output, std::strerror(errno)));
-  return Descriptor(fd);
+  Descriptor output(open(o.output.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+  if (output.Get() < 0) throw IoError(fmt::format("{}: {}", o.output, std::strerror(errno)));
+  struct stat in {
+  }, out{};
+  if (input.Get() >= 0 && fstat(input.Get(), &in) == 0 && fstat(output.Get(), &out) == 0 &&
+      S_ISREG(out.st_mode) && in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
+    throw UsageError(fmt::format("-i and -o name the same file: {}", o.output));
+  }
+  return output;
+}
+
+void EmptyOutput(const RunOptions& o, const Descriptor& output) {
+  struct stat info {};
+  if (!o.overwrite || fstat(output.Get(), &info) != 0 || !S_ISREG(info.st_mode)) return;
+  if (ftruncate(output.Get(), 0) != 0) {
+    throw IoError(fmt::format("{}: {}", o.output, std::strerror(errno)));
+  }
 }
 
 // Waits for SIGINT and SIGTERM on a thread of its own: the first ends the run after the sweep under
-// way, the second at once.
+// way, the second, or one that comes while nothing runs, at once.
 class Signals {
  public:
   // Before any other thread exists: they inherit the blocked signals.
@@ -100,33 +116,52 @@ class Signals {
     for (int signal : {SIGINT, SIGTERM, SIGUSR2}) sigaddset(&set_, signal);
     pthread_sigmask(SIG_BLOCK, &set_, nullptr);
     ::signal(SIGPIPE, SIG_IGN);
+    thread_ = std::thread([this] { Loop(); });
   }
-  void Watch(std::function<void()> stop) {
-    thread_ = std::thread([this, stop = std::move(stop)] { Loop(stop); });
+  // What the first signal calls; nullptr: nothing runs.
+  void OnFirst(std::function<void()> stop) {
+    const std::lock_guard lock(mutex_);
+    stop_ = std::move(stop);
   }
   bool Interrupted() const { return count_ > 0; }
   ~Signals() {
-    if (!thread_.joinable()) return;
     done_ = true;
     pthread_kill(thread_.native_handle(), SIGUSR2);
     thread_.join();
   }
 
  private:
-  void Loop(const std::function<void()>& stop) {
+  void Loop() {
     for (;;) {
       int signal = 0;
       if (sigwait(&set_, &signal) != 0 || done_) return;
       if (signal == SIGUSR2) continue;
-      if (count_++ > 0) _exit(130);
+      const std::lock_guard lock(mutex_);
+      if (count_++ > 0 || !stop_) _exit(130);
       Say("interrupted: finishing this sweep; once more to stop at once");
-      stop();
+      stop_();
     }
   }
   sigset_t set_;
   std::atomic<int> count_{0};
   std::atomic<bool> done_{false};
+  std::mutex mutex_;
+  std::function<void()> stop_;  // guarded by mutex_
   std::thread thread_;
+};
+
+// While it lives a signal stops this engine.
+class StopOnSignal {
+ public:
+  StopOnSignal(Signals& signals, Engine& engine) : signals_(signals) {
+    signals_.OnFirst([&engine] { engine.Stop(); });
+  }
+  ~StopOnSignal() { signals_.OnFirst(nullptr); }
+  StopOnSignal(const StopOnSignal&) = delete;
+  StopOnSignal& operator=(const StopOnSignal&) = delete;
+
+ private:
+  Signals& signals_;
 };
 
 std::string ModelName(const std::string& directory) {
@@ -187,12 +222,13 @@ int Generate(const RunOptions& o, Model& model, const Tokenizer& tokenizer, cons
   };
   PromptSource source(std::move(source_options), parser);
 
+  const Descriptor output = OpenOutput(o, input);
   model.LoadDense();
   Engine engine(model, tokenizer, EngineOptionsOf(o, plan), OpenReader(o, model), source);
   Say(fmt::format("mode: {} threads, {}, {}, {} reads, prefetch {}", plan.threads, SimdTarget(),
                   engine.ReaderName(), o.direct == OnOffAuto::kOn ? "direct" : "buffered",
                   o.prefetch == OnOffAuto::kOff ? "off" : "on"));
-  const Descriptor output = OpenOutput(o);
+  EmptyOutput(o, output);
   OutputWriter::Options writer_options;
   OutputWriter* writer_pointer = nullptr;
   writer_options.fd = output.Get();
@@ -211,10 +247,11 @@ int Generate(const RunOptions& o, Model& model, const Tokenizer& tokenizer, cons
   delivery.close = [&](uint32_t sequence) { engine.Closed(sequence); };
   Deliverer deliverer(std::move(delivery), writer);
 
-  signals.Watch([&] { engine.Stop(); });
+  const StopOnSignal stop(signals, engine);
   {
-    // A single answer is its own progress.
-    const bool quiet = stream && o.progress == ProgressFormat::kAuto;
+    // A single answer is its own progress, and a bar would be drawn into answers on a terminal.
+    const bool screen = o.output == "-" && isatty(STDOUT_FILENO) != 0 && isatty(STDERR_FILENO) != 0;
+    const bool quiet = (stream || screen) && o.progress == ProgressFormat::kAuto;
     Progress progress(quiet ? ProgressFormat::kOff : o.progress, engine, deliverer,
                       model.Config().layers);
     engine.Run(deliverer);
@@ -222,7 +259,7 @@ int Generate(const RunOptions& o, Model& model, const Tokenizer& tokenizer, cons
   const OutputWriter::State state = writer.Finish();
   const DeliveryTotals totals = deliverer.Totals();
   if (totals.lines_done == 0 && !signals.Interrupted() && source.Error().empty()) Say("0 prompts");
-  if (totals.lines_done > 0) fmt::print(stderr, "{}", Summary(engine.Stats(), totals, plan));
+  if (totals.lines_done > 0) SayPart(Summary(engine.Stats(), totals, plan));
   if (state == OutputWriter::State::kFailed) throw IoError(writer.Error());
   if (state == OutputWriter::State::kReaderGone) return 141;
   if (!source.Error().empty()) throw IoError(source.Error());
@@ -285,7 +322,6 @@ std::unique_ptr<Reader> OpenReader(const RunOptions& o, Model& model) {
 
 int RunPrompts(const RunOptions& o) {
   RefuseUnsupported(o);
-  Signals signals;
   Model model(o.model);
   if (o.dense_attention) model.DropIndexer();
   const Tokenizer tokenizer = Tokenizer::Load(o.model.front() + "/tokenizer.json");
@@ -294,13 +330,18 @@ int RunPrompts(const RunOptions& o) {
     throw UsageError(
         fmt::format("--ctx-size {}: the model has {} positions", o.ctx_size, config.max_positions));
   }
-  const Plan plan = MakePlan(model, PlanRequestOf(o));
+  Descriptor input = OpenInput(o);
+  PlanRequest request = PlanRequestOf(o);
+  request.answers =
+      input.Get() < 0 ? std::optional<uint64_t>(o.prompts.size()) : CountAnswers(input.Get());
+  if (o.plan && input.Get() < 0 && o.prompts.empty()) request.answers.reset();
+  const Plan plan = MakePlan(model, request);
   if (o.plan) {
-    fmt::print("{}", plan.Table());
+    Print(plan.Table());
     return 0;
   }
   RefuseExistingOutput(o);
-  Descriptor input = OpenInput(o);
+  Signals signals;
   Say(fmt::format("model: {} ({})", o.model.front(), model.FormatSummary()));
   for (const std::string& note : model.Notes()) Say(note);
   Say(fmt::format("thinking: {}; sampling: {}",
@@ -319,16 +360,19 @@ int WithExitCodes(const char* program, const std::function<int()>& body) {
   try {
     return body();
   } catch (const UsageError& e) {
-    fmt::print(stderr, "{}: {}\n", program, e.what());
+    Say(fmt::format("{}: {}", program, e.what()));
     return 2;
   } catch (const ModelError& e) {
-    fmt::print(stderr, "{}: {}\n", program, e.what());
+    Say(fmt::format("{}: {}", program, e.what()));
     return 3;
   } catch (const IoError& e) {
-    fmt::print(stderr, "{}: {}\n", program, e.what());
+    Say(fmt::format("{}: {}", program, e.what()));
+    return 4;
+  } catch (const std::system_error& e) {  // no more threads
+    Say(fmt::format("{}: {}", program, e.what()));
     return 4;
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "{}: out of memory: a smaller --ram or --max-rows helps\n", program);
+    Say(fmt::format("{}: out of memory: a smaller --ram or --max-rows helps", program));
     return 2;
   }
 }

@@ -68,7 +68,7 @@ double RawRead(const Model& model, const PipelineOptions& options) {
     chosen_bytes += model.Expert(i).slot_bytes;
   }
   constexpr size_t kSlots = 8;
-  const PopulatedBuffer buffer(widest * kSlots);
+  const PopulatedBuffer buffer(widest * kSlots, "the raw read");
   std::mutex mutex;
   std::condition_variable wake;
   std::vector<size_t> free;

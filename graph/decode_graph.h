@@ -53,6 +53,8 @@ class DecodeGraph {
  public:
   // `bodies` outlives the graph; nullptr builds one that is only looked at.
   explicit DecodeGraph(NodeBodies* bodies);
+  // Waits: making an edge from a buffer spawns a task, which must not run after its node is gone.
+  ~DecodeGraph() { graph_.wait_for_all(); }
 
   // Puts a parked or new frame. The engine thread only, inside the arena.
   void PutFrame(FrameRef frame) { free_frames_->try_put(frame); }

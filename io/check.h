@@ -5,13 +5,13 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define COLIBRI_CHECK(condition)                                                              \
-  do {                                                                                        \
-    if (!(condition)) {                                                                       \
-      std::fprintf(stderr, "colibri: internal check failed: %s (%s:%d)\n", #condition,        \
-                   __FILE__, __LINE__);                                                       \
-      std::abort();                                                                           \
-    }                                                                                         \
+#define COLIBRI_CHECK(condition)                                                                 \
+  do {                                                                                           \
+    if (!(condition)) {                                                                          \
+      std::fprintf(stderr, "colibri: internal check failed: %s (%s:%d)\n", #condition, __FILE__, \
+                   __LINE__);                                                                    \
+      std::abort();                                                                              \
+    }                                                                                            \
   } while (0)
 
 #ifdef NDEBUG

@@ -20,16 +20,18 @@ namespace {
 
 constexpr std::string_view kExtension = ".safetensors";
 constexpr size_t kMaxStamps = 4096;
+constexpr const char* kHolds =
+    "a model directory holds config.json, tokenizer.json and shards such as out-00000.safetensors";
 
 // Base name -> path, of the first directory that has the name. Hidden files are left out: copies
 // from macOS bring a "._out-00000.safetensors" beside each shard.
 void ListShards(const std::string& directory, std::map<std::string, std::string>& shards) {
   struct stat info {};
   if (::stat(directory.c_str(), &info) != 0) {
-    throw ModelError(fmt::format("{}: {}", directory, std::strerror(errno)));
+    throw ModelError(fmt::format("{}: {}; {}", directory, std::strerror(errno), kHolds));
   }
   if (!S_ISDIR(info.st_mode)) {
-    throw ModelError(fmt::format("{}: not a directory; a model is a directory", directory));
+    throw ModelError(fmt::format("{}: not a directory; {}", directory, kHolds));
   }
   const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(directory.c_str()), ::closedir);
   if (dir == nullptr) throw ModelError(fmt::format("{}: {}", directory, std::strerror(errno)));
@@ -77,10 +79,8 @@ Container::Container(const std::vector<std::string>& directories) : directories_
   std::map<std::string, std::string> shards;
   for (const std::string& directory : directories_) ListShards(directory, shards);
   if (shards.empty()) {
-    throw ModelError(fmt::format(
-        "{}: no *.safetensors file in it; a model directory holds config.json, tokenizer.json and "
-        "shards such as out-00000.safetensors",
-        fmt::join(directories_, ", ")));
+    throw ModelError(
+        fmt::format("{}: no *.safetensors file in it; {}", fmt::join(directories_, ", "), kHolds));
   }
   for (const auto& [name, path] : shards) {
     CheckRegular(path);

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <utility>
 
 namespace colibri {
@@ -13,11 +14,14 @@ namespace colibri {
 class PopulatedBuffer {
  public:
   PopulatedBuffer() = default;
-  // Zeroed, page-aligned. Throws IoError with the bytes asked for when memory is refused.
-  explicit PopulatedBuffer(uint64_t bytes);
+  // Zeroed, aligned to 2 MiB, every page present. `what` is for the IoError thrown when memory is
+  // refused ("no memory for WHAT: N bytes").
+  PopulatedBuffer(uint64_t bytes, std::string_view what);
   ~PopulatedBuffer();
   PopulatedBuffer(PopulatedBuffer&& other) noexcept { *this = std::move(other); }
   PopulatedBuffer& operator=(PopulatedBuffer&& other) noexcept {
+    std::swap(mapping_, other.mapping_);
+    std::swap(mapped_, other.mapped_);
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     return *this;
@@ -27,6 +31,8 @@ class PopulatedBuffer {
   uint64_t size() const { return bytes_; }
 
  private:
+  void* mapping_ = nullptr;  // what munmap gets
+  uint64_t mapped_ = 0;
   std::byte* data_ = nullptr;
   uint64_t bytes_ = 0;
 };

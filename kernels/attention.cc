@@ -120,8 +120,12 @@ HWY_INLINE void Score(const Query& q, const StoredBlock& block, float scale,
   }
 }
 
-// exp that keeps NaN, which Highway's turns to 0: a broken score must reach the output.
-HWY_INLINE V ExpOf(V x) { return hn::IfThenElse(hn::Eq(x, x), hn::Exp(F32(), x), x); }
+// exp that keeps NaN, which Highway's turns to 0 (and is undefined for on the portable target): a
+// broken score must reach the output.
+HWY_INLINE V ExpOf(V x) {
+  const auto is_number = hn::Eq(x, x);
+  return hn::IfThenElse(is_number, hn::Exp(F32(), hn::IfThenElseZero(is_number, x)), x);
+}
 
 // The running softmax of one head.
 struct Softmax {

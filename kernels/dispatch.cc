@@ -51,9 +51,7 @@ std::string SimdTarget() {
 
 std::vector<std::string> SimdTargets() {
   std::vector<std::string> names;
-  for (int64_t target : HighwayTargets()) {
-    names.emplace_back(hwy::TargetName(target));
-  }
+  for (int64_t target : HighwayTargets()) names.emplace_back(hwy::TargetName(target));
   if (std::find(names.begin(), names.end(), kScalar) == names.end()) names.emplace_back(kScalar);
   return names;
 }

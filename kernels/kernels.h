@@ -43,47 +43,47 @@ struct LatentAttention {
   int32_t latent = 0;
   int32_t rope = 0;
   float scale = 0;
-  const float* q_latent = nullptr;  // [heads][latent]
-  const float* q_rope = nullptr;    // [heads][rope]
+  const float* q_latent = nullptr;     // [heads][latent]
+  const float* q_rope = nullptr;       // [heads][rope]
   const int32_t* positions = nullptr;  // ascending; nullptr: 0 .. count-1
   int32_t count = 0;                   // 0 gives zeros
   float* out = nullptr;                // [heads][latent]
 };
 
-#define COLIBRI_KERNELS                                                                          \
+#define COLIBRI_KERNELS                                                                            \
   /* y[r][o] = sum over i of w[o][i] * x[r][i], for o in [first, last), f32 activations. The    */ \
   /* weight is dequantised to f32 (rounded once: (q - 8) * scale) and multiplied by fma.        */ \
-  void Matmul(const PackedMatrix& w, int32_t first, int32_t last, const float* x,                 \
-              size_t x_stride, size_t rows, float* y, size_t y_stride);                           \
+  void Matmul(const PackedMatrix& w, int32_t first, int32_t last, const float* x, size_t x_stride, \
+              size_t rows, float* y, size_t y_stride);                                             \
   /* y[r][i] = sum over o in [first, last) of x[r][o - first] * w[o][i], for all inputs i;      */ \
   /* ascending o, one fma each, starting from 0 (absorption of the K half of kv_b).             */ \
-  void MatmulTransposed(const PackedMatrix& w, int32_t first, int32_t last, const float* x,       \
-                        size_t x_stride, size_t rows, float* y, size_t y_stride);                 \
-  /* One row of w as floats: y[cols]. */                                                          \
-  void DequantiseRow(const PackedMatrix& w, int32_t row, float* y);                               \
+  void MatmulTransposed(const PackedMatrix& w, int32_t first, int32_t last, const float* x,        \
+                        size_t x_stride, size_t rows, float* y, size_t y_stride);                  \
+  /* One row of w as floats: y[cols]. */                                                           \
+  void DequantiseRow(const PackedMatrix& w, int32_t row, float* y);                                \
   /* y = x * (1 / sqrt(mean(x^2) + eps)) * w; y may be x. Mean summed in f32 lanes or double.   */ \
-  void RmsNorm(const float* x, const float* w, size_t n, float eps, float* y);                    \
-  /* y = (x - mean) / sqrt(var + eps) * w + b; y may be x. */                                     \
-  void LayerNorm(const float* x, const float* w, const float* b, size_t n, float eps, float* y);  \
+  void RmsNorm(const float* x, const float* w, size_t n, float eps, float* y);                     \
+  /* y = (x - mean) / sqrt(var + eps) * w + b; y may be x. */                                      \
+  void LayerNorm(const float* x, const float* w, const float* b, size_t n, float eps, float* y);   \
   /* Rotates the pairs (x[2j], x[2j+1]) by the angle whose cosine and sine are given, j < pairs,*/ \
   /* in place (interleaved form, model spec 3.3).                                               */ \
-  void Rope(float* x, const float* cos, const float* sin, size_t pairs);                          \
-  /* y = gate / (1 + exp(-gate)) * up; y may be gate or up. */                                    \
-  void SiluMul(const float* gate, const float* up, size_t n, float* y);                           \
-  /* y += a * x, one fma each. */                                                                 \
-  void AddScaled(float a, const float* x, size_t n, float* y);                                    \
-  /* Rounds to the stored type, to nearest even (NaN stays NaN): dst has n * KvBytes(type). */    \
-  void StoreKv(const float* x, size_t n, KvType type, std::byte* dst);                            \
+  void Rope(float* x, const float* cos, const float* sin, size_t pairs);                           \
+  /* y = gate / (1 + exp(-gate)) * up; y may be gate or up. */                                     \
+  void SiluMul(const float* gate, const float* up, size_t n, float* y);                            \
+  /* y += a * x, one fma each. */                                                                  \
+  void AddScaled(float a, const float* x, size_t n, float* y);                                     \
+  /* Rounds to the stored type, to nearest even (NaN stays NaN): dst has n * KvBytes(type). */     \
+  void StoreKv(const float* x, size_t n, KvType type, std::byte* dst);                             \
   /* scores[p - first] = sum over heads h, ascending, of w[h] * max(0, (q[h] . k_p) * scale),   */ \
   /* for positions p in [first, last) (model spec 3.5).                                         */ \
-  void IndexScores(const KvView& keys, int32_t heads, const float* q, const float* w,             \
-                   float scale, int32_t first, int32_t last, float* scores);                      \
+  void IndexScores(const KvView& keys, int32_t heads, const float* q, const float* w, float scale, \
+                   int32_t first, int32_t last, float* scores);                                    \
   /* Heads [first_head, last_head) of one row. Within a head positions are added one at a time, */ \
   /* ascending, softmax streaming over blocks; others are skipped, never multiplied by zero.    */ \
-  void AttendLatents(const LatentAttention& a, int32_t first_head, int32_t last_head);            \
-  /* True if every value is finite. */                                                            \
-  bool AllFinite(const float* x, size_t n);                                                       \
-  /* log of the sum of exp(x), in double, ascending. */                                           \
+  void AttendLatents(const LatentAttention& a, int32_t first_head, int32_t last_head);             \
+  /* True if every value is finite. */                                                             \
+  bool AllFinite(const float* x, size_t n);                                                        \
+  /* log of the sum of exp(x), in double, ascending. */                                            \
   double LogSumExp(const float* x, size_t n);
 
 COLIBRI_KERNELS

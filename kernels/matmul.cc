@@ -1,7 +1,7 @@
 // Matrix products with packed weights. Sums run over inputs in ascending steps of sixteen, one
 // accumulator a (row, output) whatever the block it is computed in, so the number of rows and the
 // cut of outputs never show in the bits.
-// Owns no memory: tiles live on the stack (at most 200 KB). Threads: any.
+// Owns no memory: tiles live on the stack (about 100 KB). Threads: any.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/matmul.cc"
 #include "kernels/targets.h"  // first
@@ -24,8 +24,13 @@ using scalar::MatmulTransposed;
 
 #else
 
+// DequantiseSpan of a format. A pointer, not a template argument, where a call is worth many
+// weights: the tile loops are then compiled once a target, not once a format.
+using Dequantise = decltype(&DequantiseSpan<WeightFormat::kF32>);
+
 // The arguments of Matmul and MatmulTransposed.
 struct Product {
+  Dequantise dequantise;
   const PackedMatrix& w;
   size_t first;
   size_t last;
@@ -39,7 +44,9 @@ struct Product {
 // One row of x: weights go from memory through registers into the sums of four outputs at once,
 // which hides the latency of the multiply-adds. Beyond the last output the last one is repeated.
 template <WeightFormat kFormat>
-HWY_INLINE void MultiplyRow(const Product& a, const float* x, float* y) {
+HWY_NOINLINE void MultiplyRow(const Product& a) {
+  const float* x = a.x;
+  float* y = a.y;
   constexpr size_t kOutputs = 4;
   const size_t cols = static_cast<size_t>(a.w.cols);
   const size_t whole = cols - cols % kStep;
@@ -61,7 +68,11 @@ HWY_INLINE void MultiplyRow(const Product& a, const float* x, float* y) {
       }
       if (i < end) {
         const Vec16 xs = LoadFirst(x + i, end - i);
-        for (size_t k = 0; k < kOutputs; ++k) MulAdd16(weights[k].FirstAt(i, end - i), xs, sums[k]);
+        for (size_t k = 0; k < kOutputs; ++k) {
+          float tail[kStep];
+          DequantiseSpan<kFormat>(a.w, std::min(o + k, a.last - 1), i, end, tail);
+          MulAdd16(Load16(tail), xs, sums[k]);
+        }
         i = end;
       }
     }
@@ -71,16 +82,16 @@ HWY_INLINE void MultiplyRow(const Product& a, const float* x, float* y) {
   }
 }
 
-// Several rows: weights are dequantised into a tile that stays in the first-level caches and is
-// multiplied with up to 64 rows. Larger tiles cost more in the sums' round trips than they save.
+// Several rows: a tile of weights (32 KB) is dequantised once for up to 64 rows. It and the 8 KB of
+// one block of rows fit the first-level cache, the sums (64 KB) the second.
 constexpr size_t kTileInputs = 512;
-constexpr size_t kTileOutputs = 32;
+constexpr size_t kTileOutputs = 16;
 constexpr size_t kTileRows = 64;
 
 // sums[r][o] += w[o] * x[r] over `steps` steps of sixteen, for one register block.
 template <size_t kRows, size_t kOutputs>
-HWY_INLINE void MultiplyBlock(const float* w, const float* x, size_t x_stride, size_t steps,
-                              float* sums) {
+HWY_NOINLINE void MultiplyBlock(const float* w, const float* x, size_t x_stride, size_t steps,
+                                float* sums) {
   Vec16 block[kRows][kOutputs];
   for (size_t r = 0; r < kRows; ++r) {
     for (size_t o = 0; o < kOutputs; ++o) {
@@ -102,26 +113,31 @@ HWY_INLINE void MultiplyBlock(const float* w, const float* x, size_t x_stride, s
   }
 }
 
-// The same for all rows and outputs of a tile; outputs is a multiple of kBlockOutputs.
+// The same for kRows rows and all outputs, a multiple of kBlockOutputs, of a tile.
+template <size_t kRows>
+HWY_INLINE void MultiplyTileRows(const float* w, size_t outputs, const float* x, size_t x_stride,
+                                 size_t steps, float* sums) {
+  for (size_t o = 0; o < outputs; o += kBlockOutputs) {
+    MultiplyBlock<kRows, kBlockOutputs>(w + o * kTileInputs, x, x_stride, steps, sums + o * kStep);
+  }
+}
+
 HWY_NOINLINE void MultiplyTile(const float* w, size_t outputs, const float* x, size_t x_stride,
                                size_t rows, size_t steps, float* sums) {
-  for (size_t o = 0; o < outputs; o += kBlockOutputs) {
-    const float* wo = w + o * kTileInputs;
-    size_t r = 0;
-    for (; r + kBlockRows <= rows; r += kBlockRows) {
-      MultiplyBlock<kBlockRows, kBlockOutputs>(wo, x + r * x_stride, x_stride, steps,
-                                               sums + (r * kTileOutputs + o) * kStep);
-    }
-    for (; r < rows; ++r) {
-      MultiplyBlock<1, kBlockOutputs>(wo, x + r * x_stride, x_stride, steps,
-                                      sums + (r * kTileOutputs + o) * kStep);
-    }
+  size_t r = 0;
+  for (; r + kBlockRows <= rows; r += kBlockRows) {
+    MultiplyTileRows<kBlockRows>(w, outputs, x + r * x_stride, x_stride, steps,
+                                 sums + r * kTileOutputs * kStep);
+  }
+  for (; r < rows; ++r) {
+    MultiplyTileRows<1>(w, outputs, x + r * x_stride, x_stride, steps,
+                        sums + r * kTileOutputs * kStep);
   }
 }
 
 // Rows [row, row + rows) and outputs [o, o + outputs), each at most a tile.
-template <WeightFormat kFormat>
-HWY_INLINE void MultiplyTiles(const Product& a, size_t row, size_t rows, size_t o, size_t outputs) {
+HWY_NOINLINE void MultiplyTiles(const Product& a, size_t row, size_t rows, size_t o,
+                                size_t outputs) {
   alignas(64) float tile[kTileOutputs * kTileInputs];
   alignas(64) float sums[kTileRows * kTileOutputs * kStep];
   // SumLanes4 takes sums in fours: those beyond the last output repeat it.
@@ -132,8 +148,7 @@ HWY_INLINE void MultiplyTiles(const Product& a, size_t row, size_t rows, size_t 
   for (size_t begin = 0; begin < cols; begin += kTileInputs) {
     const size_t end = std::min(cols, begin + kTileInputs);
     for (size_t k = 0; k < padded; ++k) {
-      DequantiseSpan<kFormat>(a.w, o + std::min(k, outputs - 1), begin, end,
-                              tile + k * kTileInputs);
+      a.dequantise(a.w, o + std::min(k, outputs - 1), begin, end, tile + k * kTileInputs);
     }
     const size_t steps = (end - begin) / kStep;
     MultiplyTile(tile, padded, x + begin, a.x_stride, rows, steps, sums);
@@ -159,28 +174,14 @@ HWY_INLINE void MultiplyTiles(const Product& a, size_t row, size_t rows, size_t 
   }
 }
 
-template <WeightFormat kFormat>
-HWY_NOINLINE void MatmulAs(const Product& a) {
-  if (a.rows == 1 && StepsShareScale(a.w)) {
-    MultiplyRow<kFormat>(a, a.x, a.y);
-    return;
-  }
-  for (size_t row = 0; row < a.rows; row += kTileRows) {
-    const size_t rows = std::min(kTileRows, a.rows - row);
-    for (size_t o = a.first; o < a.last; o += kTileOutputs) {
-      MultiplyTiles<kFormat>(a, row, rows, o, std::min(kTileOutputs, a.last - o));
-    }
-  }
-}
-
 // MatmulTransposed: a tile is kTransposedOutputs x kTransposedInputs weights, 16 KB.
 constexpr size_t kTransposedInputs = 64;
 constexpr size_t kTransposedOutputs = 64;
 
 // y[r][i] += x[r][o] * w[o][i] for one register block: kRows rows, kSteps * 16 inputs.
 template <size_t kRows, size_t kSteps>
-HWY_INLINE void MultiplyTransposedBlock(const float* w, size_t outputs, const float* x,
-                                        size_t x_stride, float* y) {
+HWY_NOINLINE void MultiplyTransposedBlock(const float* w, size_t outputs, const float* x,
+                                          size_t x_stride, float* y) {
   Vec16 block[kRows][kSteps];
   for (size_t r = 0; r < kRows; ++r) {
     for (size_t s = 0; s < kSteps; ++s) {
@@ -203,9 +204,8 @@ HWY_INLINE void MultiplyTransposedBlock(const float* w, size_t outputs, const fl
 }
 
 // Inputs [begin, end) of all outputs, for at most kTileRows rows.
-template <WeightFormat kFormat>
-HWY_INLINE void MultiplyTransposedTiles(const Product& a, size_t row, size_t rows, size_t begin,
-                                        size_t end) {
+HWY_NOINLINE void MultiplyTransposedTiles(const Product& a, size_t row, size_t rows, size_t begin,
+                                          size_t end) {
   alignas(64) float tile[kTransposedOutputs * kTransposedInputs];
   alignas(64) float sums[kTileRows * kTransposedInputs];
   std::memset(sums, 0, rows * kTransposedInputs * sizeof(float));
@@ -213,7 +213,7 @@ HWY_INLINE void MultiplyTransposedTiles(const Product& a, size_t row, size_t row
   for (size_t o = a.first; o < a.last; o += kTransposedOutputs) {
     const size_t outputs = std::min(kTransposedOutputs, a.last - o);
     for (size_t k = 0; k < outputs; ++k) {
-      DequantiseSpan<kFormat>(a.w, o + k, begin, end, tile + k * kTransposedInputs);
+      a.dequantise(a.w, o + k, begin, end, tile + k * kTransposedInputs);
     }
     const float* x = a.x + row * a.x_stride + (o - a.first);
     for (size_t i = 0; i < end - begin; i += kBlockInputs) {
@@ -234,66 +234,88 @@ HWY_INLINE void MultiplyTransposedTiles(const Product& a, size_t row, size_t row
   }
 }
 
-template <WeightFormat kFormat>
-HWY_NOINLINE void MatmulTransposedAs(const Product& a) {
-  const size_t cols = static_cast<size_t>(a.w.cols);
-  for (size_t row = 0; row < a.rows; row += kTileRows) {
-    const size_t rows = std::min(kTileRows, a.rows - row);
-    for (size_t begin = 0; begin < cols; begin += kTransposedInputs) {
-      MultiplyTransposedTiles<kFormat>(a, row, rows, begin,
-                                       std::min(cols, begin + kTransposedInputs));
+Dequantise DequantiseOf(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kF32:
+      return &DequantiseSpan<WeightFormat::kF32>;
+    case WeightFormat::kBF16:
+      return &DequantiseSpan<WeightFormat::kBF16>;
+    case WeightFormat::kF16:
+      return &DequantiseSpan<WeightFormat::kF16>;
+    case WeightFormat::kInt8Row:
+      return &DequantiseSpan<WeightFormat::kInt8Row>;
+    case WeightFormat::kInt4Row:
+      return &DequantiseSpan<WeightFormat::kInt4Row>;
+    case WeightFormat::kInt4Grouped:
+      return &DequantiseSpan<WeightFormat::kInt4Grouped>;
+  }
+  return nullptr;
+}
+
+void MultiplyOneRow(const Product& a) {
+  switch (a.w.format) {
+    case WeightFormat::kF32:
+      return MultiplyRow<WeightFormat::kF32>(a);
+    case WeightFormat::kBF16:
+      return MultiplyRow<WeightFormat::kBF16>(a);
+    case WeightFormat::kF16:
+      return MultiplyRow<WeightFormat::kF16>(a);
+    case WeightFormat::kInt8Row:
+      return MultiplyRow<WeightFormat::kInt8Row>(a);
+    case WeightFormat::kInt4Row:
+      return MultiplyRow<WeightFormat::kInt4Row>(a);
+    case WeightFormat::kInt4Grouped:
+      return MultiplyRow<WeightFormat::kInt4Grouped>(a);
+  }
+}
+
+Product ProductOf(const PackedMatrix& w, int32_t first, int32_t last, const float* x,
+                  size_t x_stride, size_t rows, float* y, size_t y_stride) {
+  return {DequantiseOf(w.format),
+          w,
+          static_cast<size_t>(first),
+          static_cast<size_t>(last),
+          x,
+          x_stride,
+          rows,
+          y,
+          y_stride};
+}
+
+void Matmul(const PackedMatrix& w, int32_t first, int32_t last, const float* x, size_t x_stride,
+            size_t rows, float* y, size_t y_stride) {
+  const Product a = ProductOf(w, first, last, x, x_stride, rows, y, y_stride);
+  if (rows == 1 && StepsShareScale(w)) return MultiplyOneRow(a);
+  for (size_t row = 0; row < rows; row += kTileRows) {
+    const size_t tile_rows = std::min(kTileRows, rows - row);
+    for (size_t o = a.first; o < a.last; o += kTileOutputs) {
+      MultiplyTiles(a, row, tile_rows, o, std::min(kTileOutputs, a.last - o));
     }
   }
 }
 
-template <WeightFormat kFormat>
-HWY_NOINLINE void DequantiseRowAs(const PackedMatrix& w, size_t row, float* y) {
-  const size_t cols = static_cast<size_t>(w.cols);
-  for (size_t begin = 0; begin < cols; begin += kTileInputs) {
-    alignas(64) float span[kTileInputs];
-    const size_t end = std::min(cols, begin + kTileInputs);
-    DequantiseSpan<kFormat>(w, row, begin, end, span);
-    std::memcpy(y + begin, span, (end - begin) * sizeof(float));
-  }
-}
-
-// Calls As<format>(...) for the format of `w`.
-#define COLIBRI_BY_FORMAT(As, w, ...)                     \
-  switch ((w).format) {                                   \
-    case WeightFormat::kF32:                              \
-      return As<WeightFormat::kF32>(__VA_ARGS__);         \
-    case WeightFormat::kBF16:                             \
-      return As<WeightFormat::kBF16>(__VA_ARGS__);        \
-    case WeightFormat::kF16:                              \
-      return As<WeightFormat::kF16>(__VA_ARGS__);         \
-    case WeightFormat::kInt8Row:                          \
-      return As<WeightFormat::kInt8Row>(__VA_ARGS__);     \
-    case WeightFormat::kInt4Row:                          \
-      return As<WeightFormat::kInt4Row>(__VA_ARGS__);     \
-    case WeightFormat::kInt4Grouped:                      \
-      return As<WeightFormat::kInt4Grouped>(__VA_ARGS__); \
-  }
-
-void Matmul(const PackedMatrix& w, int32_t first, int32_t last, const float* x, size_t x_stride,
-            size_t rows, float* y, size_t y_stride) {
-  if (first >= last) return;
-  const Product a{
-      w, static_cast<size_t>(first), static_cast<size_t>(last), x, x_stride, rows, y, y_stride};
-  COLIBRI_BY_FORMAT(MatmulAs, w, a)
-}
-
 void MatmulTransposed(const PackedMatrix& w, int32_t first, int32_t last, const float* x,
                       size_t x_stride, size_t rows, float* y, size_t y_stride) {
-  const Product a{
-      w, static_cast<size_t>(first), static_cast<size_t>(last), x, x_stride, rows, y, y_stride};
-  COLIBRI_BY_FORMAT(MatmulTransposedAs, w, a)
+  const Product a = ProductOf(w, first, last, x, x_stride, rows, y, y_stride);
+  const size_t cols = static_cast<size_t>(w.cols);
+  for (size_t row = 0; row < rows; row += kTileRows) {
+    const size_t tile_rows = std::min(kTileRows, rows - row);
+    for (size_t begin = 0; begin < cols; begin += kTransposedInputs) {
+      MultiplyTransposedTiles(a, row, tile_rows, begin, std::min(cols, begin + kTransposedInputs));
+    }
+  }
 }
 
 void DequantiseRow(const PackedMatrix& w, int32_t row, float* y) {
-  COLIBRI_BY_FORMAT(DequantiseRowAs, w, w, static_cast<size_t>(row), y)
+  const size_t cols = static_cast<size_t>(w.cols);
+  const Dequantise dequantise = DequantiseOf(w.format);
+  for (size_t begin = 0; begin < cols; begin += kTileInputs) {
+    alignas(64) float span[kTileInputs];
+    const size_t end = std::min(cols, begin + kTileInputs);
+    dequantise(w, static_cast<size_t>(row), begin, end, span);
+    std::memcpy(y + begin, span, (end - begin) * sizeof(float));
+  }
 }
-
-#undef COLIBRI_BY_FORMAT
 
 #endif  // HWY_TARGET == HWY_SCALAR
 

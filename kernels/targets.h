@@ -3,9 +3,10 @@
 // foreach_target.h and highway.h. No include guard: read again for each target.
 
 // Vectors whose length is known only at run time cannot be held in arrays, which all our register
-// blocks are; on such machines the fixed-length target (NEON) runs.
+// blocks are; on such machines the fixed-length target (NEON) runs. Machines without SSE4.1 are
+// older than the memory this engine needs: they take the portable target, and builds get shorter.
 #ifndef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV | HWY_SSSE3)
 #endif
 
 #include "hwy/foreach_target.h"  // must come before highway.h

@@ -30,12 +30,16 @@ constexpr bool HasScales(WeightFormat f) {
 
 constexpr uint64_t RowBytes(WeightFormat f, int64_t cols) {
   switch (f) {
-    case WeightFormat::kF32: return static_cast<uint64_t>(cols) * 4;
+    case WeightFormat::kF32:
+      return static_cast<uint64_t>(cols) * 4;
     case WeightFormat::kBF16:
-    case WeightFormat::kF16: return static_cast<uint64_t>(cols) * 2;
-    case WeightFormat::kInt8Row: return static_cast<uint64_t>(cols);
+    case WeightFormat::kF16:
+      return static_cast<uint64_t>(cols) * 2;
+    case WeightFormat::kInt8Row:
+      return static_cast<uint64_t>(cols);
     case WeightFormat::kInt4Row:
-    case WeightFormat::kInt4Grouped: return static_cast<uint64_t>((cols + 1) / 2);
+    case WeightFormat::kInt4Grouped:
+      return static_cast<uint64_t>((cols + 1) / 2);
   }
   return 0;
 }

@@ -193,8 +193,8 @@ HWY_INLINE size_t GroupInputs(const PackedMatrix& w) {
 
 // Weights [begin, end) of a row, begin a multiple of 16, then zeros up to a multiple of 16.
 template <WeightFormat kFormat>
-HWY_INLINE void DequantiseSpan(const PackedMatrix& w, size_t row, size_t begin, size_t end,
-                               float* to) {
+HWY_NOINLINE void DequantiseSpan(const PackedMatrix& w, size_t row, size_t begin, size_t end,
+                                 float* to) {
   RowReader<kFormat> reader;
   reader.SetRow(w, row);
   const size_t group = GroupInputs<kFormat>(w);
@@ -208,15 +208,15 @@ HWY_INLINE void DequantiseSpan(const PackedMatrix& w, size_t row, size_t begin, 
       continue;
     }
     const size_t n = std::min(kStep, end - i);
+    float scales[kStep] = {};
     if (steps_share_scale) {
       reader.SetGroup(i / group);
-      Store16(reader.FirstAt(i, n), to + (i - begin));
+      std::fill(scales, scales + kStep, 1.0f);
     } else {
       reader.SetUnitScale();
-      float scales[kStep] = {};
       for (size_t j = 0; j < n; ++j) scales[j] = reader.ScaleAt((i + j) / group);
-      Store16(Mul16(reader.FirstAt(i, n), Load16(scales)), to + (i - begin));
     }
+    Store16(Mul16(reader.FirstAt(i, n), Load16(scales)), to + (i - begin));
     i += kStep;
   }
 }

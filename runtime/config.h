@@ -1,6 +1,6 @@
 // The model's configuration from config.json and generation_config.json, checked before anything
-// else is read (model spec 1). Every value that changes the maths must be in the file: nothing falls
-// back silently. Threads: plain data.
+// else is read (model spec 1). Every value that changes the maths must be in the file: nothing
+// falls back silently. Threads: plain data.
 #pragma once
 
 #include <cstdint>

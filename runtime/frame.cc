@@ -69,7 +69,7 @@ Frame::Frame(const Model& model, const FrameShape& frame_shape)
     : shape(frame_shape),
       hidden_(static_cast<size_t>(model.Config().hidden)),
       index_top_k_(model.HasIndexer() ? model.Config().index_top_k : 0),
-      buffer_(FloatBytes(model, frame_shape)) {
+      buffer_(FloatBytes(model, frame_shape), "the frame") {
   std::byte* next = buffer_.data();
   ForEachBuffer(model, shape, this, [&](float** member, uint64_t floats) {
     *member = reinterpret_cast<float*>(next);

@@ -38,8 +38,10 @@ KvStore::KvStore(const KvShape& shape, int32_t pages) : shape_(shape), pages_(pa
   int32_t indexed = 0;
   for (bool has : shape_.has_index) index_layer_.push_back(has ? indexed++ : -1);
   const auto n = static_cast<uint64_t>(pages);
-  latents_ = PopulatedBuffer(n * static_cast<uint64_t>(shape_.layers) * shape_.LatentPageBytes());
-  index_keys_ = PopulatedBuffer(n * static_cast<uint64_t>(indexed) * shape_.IndexPageBytes());
+  latents_ = PopulatedBuffer(n * static_cast<uint64_t>(shape_.layers) * shape_.LatentPageBytes(),
+                             "KV pages");
+  index_keys_ = PopulatedBuffer(n * static_cast<uint64_t>(indexed) * shape_.IndexPageBytes(),
+                                "index key pages");
   for (int32_t i = pages; i-- > 0;) free_.push_back(i);
 }
 

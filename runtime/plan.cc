@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 
 #include "io/error.h"
@@ -22,12 +23,6 @@ constexpr uint64_t kBasePerThread = 2 * kMiB;
 // Wider frames gain little: 256 rows touch 99.97 % of 256 experts at 8 a token.
 constexpr int32_t kDefaultRows = 256;
 constexpr int32_t kDefaultContext = 4096;
-
-std::string Size(uint64_t bytes) {
-  if (bytes >= 10'000'000'000) return fmt::format("{:.1f} GB", static_cast<double>(bytes) / 1e9);
-  if (bytes >= 1'000'000'000) return fmt::format("{:.2f} GB", static_cast<double>(bytes) / 1e9);
-  return fmt::format("{:.1f} MB", static_cast<double>(bytes) / 1e6);
-}
 
 std::optional<uint64_t> ReadNumber(const std::string& path) {
   std::ifstream file(path);
@@ -113,19 +108,29 @@ uint64_t SlotBytes(const std::vector<SlotClass>& classes) {
   return bytes;
 }
 
+// By hand, or what fits into `room`: one slot of each class, then to every class its share.
 std::vector<SlotClass> SlotsFor(const Model& model, const PlanRequest& r, uint64_t room) {
   std::vector<SlotClass> classes;
-  uint64_t all = 0;
-  for (const Model::ExpertClass& c : model.ExpertClasses()) all += c.slot_bytes * c.experts;
+  double ones = 0, more = 0;
+  const auto of_layers = [&](const Model::ExpertClass& c) {
+    // Without drafts nothing asks for the experts of the MTP layer.
+    return c.first_layer < model.Config().layers;
+  };
   for (const Model::ExpertClass& c : model.ExpertClasses()) {
-    double count = 0;
+    const auto bytes = static_cast<double>(c.slot_bytes);
+    ones += bytes;
+    if (of_layers(c)) more += bytes * (c.experts - 1);
+  }
+  const double rest = std::max(0.0, static_cast<double>(room) - ones);
+  const double share = more > 0 ? std::min(1.0, rest / more) : 0;
+  for (const Model::ExpertClass& c : model.ExpertClasses()) {
+    double count = 1;
     if (r.slot_count) {
       count = *r.slot_count;
     } else if (r.slot_share) {
       count = std::ceil(*r.slot_share * c.experts);
-    } else if (all > 0) {
-      // Every class its share of the room.
-      count = std::floor(static_cast<double>(room) / static_cast<double>(all) * c.experts);
+    } else if (of_layers(c)) {
+      count = 1 + std::floor(share * (c.experts - 1));
     }
     count = std::clamp(count, 1.0, static_cast<double>(c.experts));
     classes.push_back({c.slot_bytes, static_cast<uint32_t>(count)});
@@ -133,21 +138,55 @@ std::vector<SlotClass> SlotsFor(const Model& model, const PlanRequest& r, uint64
   return classes;
 }
 
-[[noreturn]] void DoesNotFit(const Plan& p, uint64_t page, int32_t least_rows) {
+// As --ram takes it, rounded up.
+std::string RamFlag(uint64_t bytes) { return fmt::format("--ram {}MB", bytes / 1'000'000 + 1); }
+
+// The margin that a budget keeps free.
+uint64_t Margin(uint64_t budget) { return std::max(budget / 100 * 3, kMargin); }
+
+uint64_t Pages(int64_t tokens, int32_t page_tokens) {
+  return static_cast<uint64_t>((tokens + page_tokens - 1) / page_tokens);
+}
+
+[[noreturn]] void DoesNotFit(const Model& model, const PlanRequest& r, const Plan& p,
+                             uint64_t page) {
   std::string text = fmt::format(
-      "the plan does not fit: {} at least, and the budget ({}) is {} of which {} is kept free.",
-      Size(p.Total()), p.budget_source, Size(p.budget), Size(p.margin));
-  text += fmt::format(
-      " Dense weights take {}, KV {} (--ctx-size {}; half of it gains {}), scratch {}"
-      " (--max-rows {}{}), slots {} (--slots).",
-      Size(p.dense), Size(p.kv), p.context, Size(p.kv / 2 / page * page), Size(p.scratch), p.rows,
-      p.rows > least_rows ? fmt::format("; 1 gains about {}", Size(p.scratch / 2)) : "",
-      Size(p.slots));
-  text += fmt::format(" --ram {} would do.", Size((p.Total() + kMargin) * 104 / 100));
+      "the plan does not fit: it takes {}, the budget ({}) is {} and {} of it stay free\n"
+      "  process {}, dense weights {}, KV {}, scratch {}, expert slots {}",
+      SizeText(p.Total()), p.budget_source, SizeText(p.budget), SizeText(p.margin),
+      SizeText(p.base), SizeText(p.dense), SizeText(p.kv), SizeText(p.scratch), SizeText(p.slots));
+  const auto gain = [&](const std::string& flag, uint64_t before, uint64_t after) {
+    if (after < before) text += fmt::format("\n  {} gains {}", flag, SizeText(before - after));
+  };
+  const int32_t half = p.context / 2;
+  gain(fmt::format("--ctx-size {}", half), p.kv + p.scratch,
+       page * Pages(half, p.page_tokens) + Scratch(model, r, p.rows, p.sequences, half));
+  gain("--max-rows 1", p.scratch,
+       Scratch(model, r, 1, r.sequences > 0 ? p.sequences : 1, p.context));
+  PlanRequest one = r;
+  one.frames = 1;
+  gain("--frames 1", p.scratch, Scratch(model, one, p.rows, p.sequences, p.context));
+  one.slot_share.reset();
+  one.slot_count = 1;
+  gain("--slots 1", p.slots, SlotBytes(SlotsFor(model, one, 0)));
+  if (r.kv_type == KvType::kF32) gain("--kv bf16", p.kv, p.kv / 2);
+  // The margin is 64 MB or 3 % of the budget, whichever is more.
+  const uint64_t enough = std::max(p.Total() + kMargin, p.Total() / 96 * 100);
+  text += fmt::format("\n  {} would do", RamFlag(enough));
   throw UsageError(text);
 }
 
 }  // namespace
+
+std::string SizeText(uint64_t bytes) {
+  constexpr const char* kUnits[] = {"kB", "MB", "GB", "TB"};
+  double value = static_cast<double>(bytes) / 1e3;
+  size_t unit = 0;
+  // 999.5 would be printed as 1000.
+  for (; value >= 999.5 && unit + 1 < std::size(kUnits); ++unit) value /= 1e3;
+  const int decimals = value >= 99.95 || unit == 0 ? 0 : value >= 9.995 ? 1 : 2;
+  return fmt::format("{:.{}f} {}", value, decimals, kUnits[unit]);
+}
 
 uint64_t ResidentBytes() { return ReadKilobytes("/proc/self/status", "VmRSS").value_or(0); }
 uint64_t PeakResidentBytes() { return ReadKilobytes("/proc/self/status", "VmHWM").value_or(0); }
@@ -171,49 +210,48 @@ Plan MakePlan(const Model& model, const PlanRequest& r) {
   const MemoryBudget machine = r.ram ? MemoryBudget{*r.ram, "--ram"} : AvailableMemory();
   p.budget = machine.bytes;
   p.budget_source = machine.source;
-  p.margin = std::max(p.budget / 100 * 3, kMargin);
+  // The process's own memory is not part of what the machine has left.
+  if (!r.ram) p.budget += ResidentBytes();
+  p.margin = Margin(p.budget);
   p.threads = r.threads;
   p.frames = r.frames;
   p.context = r.context > 0 ? r.context : std::min(kDefaultContext, c.max_positions);
   p.page_tokens = r.page_tokens;
   p.base = ResidentBytes() + kBaseExtra + N(r.threads) * kBasePerThread;
-  // The process's own memory is not part of what the machine has left.
-  if (!r.ram) p.budget += ResidentBytes();
   p.dense = model.DenseBytes();
   const uint64_t page = KvShapeOf(model, r.page_tokens, r.kv_type).PageBytes();
-  const auto pages_for = [&](int32_t tokens) {
-    return (tokens + r.page_tokens - 1) / r.page_tokens;
-  };
-  const int32_t context_pages = pages_for(p.context);
+  const uint64_t context_pages = Pages(p.context, r.page_tokens);
   const uint64_t limit = p.budget > p.margin ? p.budget - p.margin : 0;
+  const uint64_t answers = std::max<uint64_t>(1, r.answers.value_or(1u << 30));
   // Rows: as asked, else the widest frame whose scratch is no more than an eighth of what is left
   // beside the dense weights.
   for (p.rows = r.rows > 0 ? r.rows : kDefaultRows;; p.rows /= 2) {
-    p.sequences = r.sequences > 0 ? r.sequences : p.rows;
+    const auto most = static_cast<uint64_t>(r.sequences > 0 ? r.sequences : p.rows);
+    p.sequences = static_cast<int32_t>(std::min(most, answers));
     p.scratch = Scratch(model, r, p.rows, p.sequences, p.context);
     const uint64_t fixed = p.base + p.dense;
     if (r.rows > 0 || p.rows == 1 || (limit > fixed && p.scratch <= (limit - fixed) / 8)) break;
   }
   p.prefill_rows = r.prefill_rows > 0 ? std::min(r.prefill_rows, p.rows) : p.rows;
-  p.kv_pages = context_pages;
-  p.kv = N(p.kv_pages) * page;
+  const auto set_pages = [&](uint64_t pages) {
+    p.kv_pages = static_cast<int32_t>(std::min<uint64_t>(pages, 1u << 30));
+    p.kv = N(p.kv_pages) * page;
+  };
+  set_pages(context_pages);
   p.slot_classes = SlotsFor(model, r, 0);
   p.slots = SlotBytes(p.slot_classes);
-  if (p.Total() > limit) DoesNotFit(p, page, 1);
+  if (p.Total() > limit) DoesNotFit(model, r, p, page);
   // What is left: a third for more sequences' pages, as far as they can use it, then slots up to
   // all experts, then pages again.
-  const uint64_t most_pages =
-      std::max<uint64_t>(N(context_pages), N(p.sequences) * N(context_pages));
+  const uint64_t most_pages = N(p.sequences) * context_pages;
   const auto grow_kv = [&](uint64_t room) {
-    const uint64_t more = std::min(room / page, most_pages - N(p.kv_pages));
-    p.kv_pages += static_cast<int32_t>(std::min<uint64_t>(more, 1u << 30));
-    p.kv = N(p.kv_pages) * page;
+    set_pages(std::min(N(p.kv_pages) + room / page, most_pages));
   };
   const bool by_hand = r.slot_count || r.slot_share;
   grow_kv(by_hand ? limit - p.Total() : (limit - p.Total()) / 3);
   p.slot_classes = SlotsFor(model, r, limit - (p.Total() - p.slots));
   p.slots = SlotBytes(p.slot_classes);
-  if (p.Total() > limit) DoesNotFit(p, page, 1);
+  if (p.Total() > limit) DoesNotFit(model, r, p, page);
   grow_kv(limit - p.Total());
   for (const SlotClass& s : p.slot_classes) p.slot_total += s.count;
   p.expert_total = model.ExpertCount();
@@ -222,17 +260,17 @@ Plan MakePlan(const Model& model, const PlanRequest& r) {
 
 std::string Plan::Line() const {
   return fmt::format(
-      "plan: {} of {} ({}): dense {}, KV {} ({} tokens), scratch {}, {} of {} expert slots {}; "
-      "{} rows, {} sequences, {} threads",
-      Size(Total()), Size(budget), budget_source, Size(dense), Size(kv),
-      N(kv_pages) * N(page_tokens), Size(scratch), slot_total, expert_total, Size(slots), rows,
-      sequences, threads);
+      "plan: {} of {} ({}): dense {}, KV {} for {} tokens, scratch {}, {} of {} experts {}; "
+      "{} rows, {} answers at once, {} threads",
+      SizeText(Total()), SizeText(budget), budget_source, SizeText(dense), SizeText(kv),
+      N(kv_pages) * N(page_tokens), SizeText(scratch), slot_total, expert_total, SizeText(slots),
+      rows, sequences, threads);
 }
 
 std::string Plan::Table() const {
   std::string text;
   const auto row = [&](std::string_view what, uint64_t bytes, const std::string& note) {
-    text += fmt::format("{:<16}{:>12}  {}\n", what, Size(bytes), note);
+    text += fmt::format("{:<16}{:>12}  {}\n", what, SizeText(bytes), note);
   };
   row("budget", budget, budget_source);
   row("process", base, "program, headers, tokenizer, threads");
@@ -243,9 +281,10 @@ std::string Plan::Table() const {
       fmt::format("{} frame(s) of {} rows, {} of them prefill; {} sequences", frames, rows,
                   prefill_rows, sequences));
   for (const SlotClass& s : slot_classes) {
-    row("expert slots", s.bytes * s.count, fmt::format("{} slots of {}", s.count, Size(s.bytes)));
+    row("expert slots", s.bytes * s.count,
+        fmt::format("{} slots of {}", s.count, SizeText(s.bytes)));
   }
-  row("total", Total(), fmt::format("{} kept free", Size(margin)));
+  row("total", Total(), fmt::format("{} kept free", SizeText(margin)));
   return text;
 }
 

@@ -20,7 +20,9 @@ struct PlanRequest {
   std::optional<double> slot_count, slot_share;
   int32_t threads = 1, frames = 1;
   int32_t rows = 0, sequences = 0, prefill_rows = 0;  // 0: as wide as the plan allows
-  int32_t context = 0;                                // 0: the lesser of 4096 and the model's
+  // Answers the input can ask for, if known: KV for more sequences than that would never be used.
+  std::optional<uint64_t> answers;
+  int32_t context = 0;  // 0: the lesser of 4096 and the model's
   int32_t page_tokens = kDefaultPageTokens;
   KvType kv_type = KvType::kBF16;
 };
@@ -41,6 +43,9 @@ struct Plan {
   std::string Line() const;   // one line
   std::string Table() const;  // --plan
 };
+
+// Three digits and a unit of 1,000s: "98.3 kB", "12.0 MB", "1.25 GB".
+std::string SizeText(uint64_t bytes);
 
 // What is resident now, and the most there ever was, in bytes.
 uint64_t ResidentBytes();

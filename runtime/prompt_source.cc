@@ -1,8 +1,50 @@
 #include "runtime/prompt_source.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 namespace colibri {
+namespace {
+
+constexpr off_t kCheapToCount = off_t{16} << 20;
+
+// A key "n" with a value other than 1 and null. Sees one in a prompt's text too, which costs a
+// little memory and changes no answer.
+bool MayAskForSeveral(std::string_view line) {
+  constexpr std::string_view kKey = "\"n\"", kBlank = " \t";
+  for (size_t at = 0; (at = line.find(kKey, at)) != std::string_view::npos;) {
+    at += kKey.size();
+    size_t next = line.find_first_not_of(kBlank, at);
+    if (next == std::string_view::npos || line[next] != ':') continue;
+    next = line.find_first_not_of(kBlank, next + 1);
+    if (next == std::string_view::npos) continue;
+    const std::string_view value = line.substr(next, line.find_first_of(",} \t", next) - next);
+    if (value != "1" && value != "null") return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::optional<uint64_t> CountAnswers(int fd) {
+  struct stat info {};
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+  const off_t start = lseek(fd, 0, SEEK_CUR);
+  if (start < 0 || info.st_size - start > kCheapToCount) return std::nullopt;
+  LineSource lines(fd);
+  std::string line;
+  uint64_t count = 0, number = 0;
+  bool several = false;
+  LineSource::Next next = LineSource::Next::kLine;
+  while ((next = lines.TryNext(&line, &number)) == LineSource::Next::kLine) {
+    ++count;
+    several = several || MayAskForSeveral(line);
+  }
+  lseek(fd, start, SEEK_SET);
+  if (several || next != LineSource::Next::kEnd) return std::nullopt;
+  return count;
+}
 
 bool PromptSource::Buffered() const {
   return options_.fd < 0 ? next_prompt_ < options_.prompts.size() : lines_.Buffered();

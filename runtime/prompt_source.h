@@ -15,6 +15,10 @@
 
 namespace colibri {
 
+// How many answers the prompts from the position of `fd` on can ask for; the position stays.
+// nullopt: it cannot be told cheaply (a pipe, a file of more than 16 MiB, lines with n > 1).
+std::optional<uint64_t> CountAnswers(int fd);
+
 class PromptSource final : public RequestSource {
  public:
   struct Options {

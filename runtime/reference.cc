@@ -22,7 +22,7 @@ ReferenceEngine::ReferenceEngine(const Model& model, KvStore& kv, StageHook* hoo
                                  Parallel* parallel)
     : model_(model),
       stages_(model, kv, parallel != nullptr ? *parallel : serial_, hook),
-      slot_(WidestSlot(model)) {}
+      slot_(WidestSlot(model), "an expert") {}
 
 bool ReferenceEngine::Load(uint32_t item, ReadResult* error) {
   const FileTable& files = model_.Files().Files();

@@ -13,24 +13,24 @@ namespace colibri {
 // Why a line fails, as it stands in its error record.
 struct LineError {
   int status = 400;
-  std::string code;     // "invalid_request", "context_length_exceeded", "read_error", ...
+  std::string code;  // "invalid_request", "context_length_exceeded", "read_error", ...
   std::string message;
-  std::string param;    // the body field, or ""
+  std::string param;  // the body field, or ""
 };
 
 struct Sampling {
   float temperature = 1;  // 0: argmax
   float top_p = 1;
   float min_p = 0;
-  int32_t top_k = 0;      // 0: off
+  int32_t top_k = 0;  // 0: off
   uint64_t seed = 0;
 };
 
 struct Request {
-  uint64_t line = 0;       // physical line, from 1
+  uint64_t line = 0;  // physical line, from 1
   std::string custom_id;
-  bool chat = true;        // chat.completion, else text_completion
-  bool loop_stop = true;   // end a line that repeats itself
+  bool chat = true;       // chat.completion, else text_completion
+  bool loop_stop = true;  // end a line that repeats itself
   std::vector<int32_t> prompt;
   int32_t max_tokens = 0;  // 0: the room left in the context
   int32_t choices = 1;     // n
@@ -38,13 +38,13 @@ struct Request {
   std::vector<std::string> stop;
   bool logprobs = false;
   int32_t top_logprobs = 0;
-  bool thinking = false;       // effective mode
-  std::string effort;          // effective effort: "max", "high" or "none"
+  bool thinking = false;             // effective mode
+  std::string effort;                // effective effort: "max", "high" or "none"
   bool starts_in_reasoning = false;  // the prompt ends inside <think>
   bool has_tools = false;
   // (tool, argument) pairs whose schema says string: their values are never read as JSON.
   std::vector<std::pair<std::string, std::string>> string_arguments;
-  std::string prompt_text;     // for the text output of several prompts; "" otherwise
+  std::string prompt_text;  // for the text output of several prompts; "" otherwise
 };
 
 // Why a choice ended.
@@ -62,14 +62,14 @@ struct Choice {
   std::vector<int32_t> tokens;
   std::vector<TokenLogprob> logprobs;  // one a token when asked for
   StopCause cause = StopCause::kNone;
-  std::string matched_stop;            // the stop string that ended it
+  std::string matched_stop;  // the stop string that ended it
 };
 
 // Figures of a finished line for its x_colibri object; not part of the line's bytes.
 struct LineFigures {
   double seconds_to_first_token = 0;
   double tokens_per_second = 0;
-  uint64_t bytes_read = 0;   // by sweeps the line took part in, divided by their rows
+  uint64_t bytes_read = 0;  // by sweeps the line took part in, divided by their rows
   double hit_rate = 0;
   int32_t drafts_accepted = 0;
   int32_t cached_tokens = 0;

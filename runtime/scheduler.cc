@@ -40,6 +40,8 @@ bool Scheduler::TakeLine() {
   if (next != RequestSource::Next::kRequest) return false;
   ++stats_.lines_read;
   line->open_choices = line->error ? 1 : line->request.choices;
+  // Copied: finished choices count the line's own number down while others still wait here.
+  pending_choices_ = line->open_choices;
   pending_ = std::move(line);
   next_choice_ = 0;
   return true;
@@ -51,9 +53,7 @@ void Scheduler::Pull() {
     free_.pop_back();
     s.line = pending_;
     s.choice = next_choice_++;
-    // Not open_choices: the deliverer counts that down while later choices still wait here.
-    const bool one = s.choice == 0 && pending_->error;
-    if (one || next_choice_ >= pending_->request.choices) pending_.reset();
+    if (next_choice_ >= pending_choices_) pending_.reset();
     Admit(s);
   }
 }

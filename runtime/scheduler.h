@@ -124,6 +124,7 @@ class Scheduler {
   std::vector<int32_t> parked_;
   std::shared_ptr<LineState> pending_;  // a line whose choices have not all been given a sequence
   int32_t next_choice_ = 0;
+  int32_t pending_choices_ = 0;  // of pending_
   uint64_t next_age_ = 0;
   // While a frame is filled.
   int32_t prefill_left_ = 0;

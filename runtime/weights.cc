@@ -14,7 +14,7 @@
 #include "io/error.h"
 #include "runtime/missing_tensors.h"
 #include "runtime/tensor_format.h"
-#include "runtime/weights_arena.h"
+#include "runtime/weights_dense.h"
 
 namespace colibri {
 namespace {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "io/container.h"
+#include "io/memory.h"
 #include "io/reader.h"
 #include "kernels/weight_format.h"
 #include "runtime/config.h"
@@ -121,7 +122,6 @@ class Model {
 
  private:
   struct Resolver;
-  struct Arena;
   struct Dense;
   Container container_;
   ModelConfig config_;
@@ -136,7 +136,7 @@ class Model {
   std::vector<ExpertLayout> experts_;
   std::vector<ExpertClass> classes_;
   uint64_t dense_bytes_ = 0;
-  std::unique_ptr<Arena> arena_;
+  PopulatedBuffer arena_;
 };
 
 }  // namespace colibri

@@ -1,10 +1,7 @@
 // Reads the dense weights into memory, and answers what a loaded model is asked.
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <utility>
@@ -13,18 +10,13 @@
 #include "io/error.h"
 #include "runtime/tensor_format.h"
 #include "runtime/weights.h"
-#include "runtime/weights_arena.h"
-
-#ifndef MADV_POPULATE_WRITE  // glibc 2.36 knows it, older kernels than 5.14 do not
-#define MADV_POPULATE_WRITE 23
-#endif
+#include "runtime/weights_dense.h"
 
 namespace colibri {
 namespace {
 
 constexpr uint64_t kTensorAlign = 64;  // a cache line and an AVX-512 register
 constexpr uint64_t kPageBytes = 4096;
-constexpr uint64_t kHugeBytes = 2 << 20;
 // What one tensor costs in the container's index: node, name, shape and allocator overhead
 // (190 measured with the 118,654 tensors of a container of GLM-5.2's layer and expert counts).
 constexpr uint64_t kIndexBytesPerTensor = 192;
@@ -168,25 +160,6 @@ class FormatCounts {
 
 }  // namespace
 
-Model::Arena::Arena(uint64_t bytes) : mapping_bytes(bytes + kHugeBytes) {
-  mapping =
-      ::mmap(nullptr, mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapping == MAP_FAILED) {
-    throw IoError(fmt::format("no {} bytes of memory for the dense weights: {}", bytes,
-                              std::strerror(errno)));
-  }
-  const auto address = reinterpret_cast<uintptr_t>(mapping);
-  base = static_cast<std::byte*>(mapping) + (RoundUp(address, kHugeBytes) - address);
-  // Advice alone: without huge pages everything works, more slowly.
-  (void)::madvise(base, bytes, MADV_HUGEPAGE);
-  if (::madvise(base, bytes, MADV_POPULATE_WRITE) == 0) return;
-  for (uint64_t i = 0; i < bytes; i += kPageBytes) {
-    static_cast<volatile std::byte*>(base)[i] = std::byte{0};
-  }
-}
-
-Model::Arena::~Arena() { ::munmap(mapping, mapping_bytes); }
-
 uint64_t Model::Dense::ArenaBytes(Model& m) {
   Measure measure;
   Visit(m, measure);
@@ -207,16 +180,16 @@ Model::~Model() = default;
 Model::Model(Model&&) noexcept = default;
 
 void Model::DropIndexer() {
-  COLIBRI_CHECK(arena_ == nullptr);
+  COLIBRI_CHECK(arena_.data() == nullptr);
   for (LayerWeights& layer : layers_) layer.indexer.reset();
   has_indexer_ = false;
   dense_bytes_ = Dense::TotalBytes(*this);
 }
 
 void Model::LoadDense() {
-  COLIBRI_CHECK(arena_ == nullptr);
-  auto arena = std::make_unique<Arena>(Dense::ArenaBytes(*this));
-  Loader loader{container_, arena->base, {}};
+  COLIBRI_CHECK(arena_.data() == nullptr);
+  PopulatedBuffer arena(Dense::ArenaBytes(*this), "the dense weights");
+  Loader loader{container_, arena.data(), {}};
   Dense::Visit(*this, loader);
   // In file order the drive reads ahead.
   std::sort(loader.reads.begin(), loader.reads.end(),

@@ -212,7 +212,7 @@ TEST_CASE("plain storage copies and both types write their bytes only") {
 }
 
 TEST_CASE("one infinity or NaN anywhere is found, the largest numbers are not") {
-  for (size_t n : {1, 15, 16, 17, 100}) {
+  for (size_t n : {1u, 15u, 16u, 17u, 100u}) {
     std::vector<float> x(n, 0x1.fffffep127f);
     x[0] = -0x1.fffffep127f;
     x[n / 2] = 1e-45f;

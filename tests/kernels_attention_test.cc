@@ -255,8 +255,8 @@ TEST_CASE("index scores agree with double arithmetic and, fused, with the refere
     CAPTURE(target);
     for (const auto& [heads, width] :
          std::vector<std::pair<int32_t, int32_t>>{{1, 1}, {3, 15}, {4, 16}, {5, 33}, {32, 128}}) {
-      CAPTURE(width);
       const size_t n = static_cast<size_t>(width);
+      CAPTURE(n);
       const std::vector<float> q = Random(1).Floats(static_cast<size_t>(heads) * n);
       const std::vector<float> w = Random(2).Floats(static_cast<size_t>(heads));
       const std::vector<float> values = Random(3).Floats(131 * n);

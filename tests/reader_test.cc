@@ -1,4 +1,5 @@
 // One suite over every Reader: io_uring, pread and the scripted one, buffered and direct.
+// Length: what holds for one backend is asked of all, in one place.
 #include "io/reader.h"
 
 #include <doctest/doctest.h>

@@ -1,224 +1,18 @@
-// The scheduler with a scripted input, small pages and no weights: who gets rows, who waits, who
-// gives pages back, and that everybody ends. Latents stand for what a real frame stores: each row
-// checks that all positions before it still hold its sequence's values.
+// The scheduler's rules: who gets rows, who waits, who gives pages back.
 #include "runtime/scheduler.h"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <array>
-#include <condition_variable>
-#include <cstring>
-#include <deque>
 #include <limits>
 #include <map>
-#include <memory>
-#include <mutex>
-#include <random>
 #include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
-#include "runtime/verify.h"
+#include "tests/scheduler_rig.h"
 
 namespace colibri {
 namespace {
-
-constexpr int32_t kPageTokens = 4;
-
-const Model& Headers() {
-  static const Model model({COLIBRI_SOURCE_DIR "/tests/fixtures/tiny/model"});
-  return model;
-}
-
-const Tokenizer& TheTokenizer() {
-  static const Tokenizer tokenizer =
-      Tokenizer::Load(COLIBRI_SOURCE_DIR "/tests/fixtures/tokenizer/tokenizer.json");
-  return tokenizer;
-}
-
-KvShape Shape() {
-  KvShape shape;
-  shape.layers = 1;
-  shape.latent_width = 1;
-  shape.has_index = {false};
-  shape.page_tokens = kPageTokens;
-  shape.type = KvType::kF32;
-  return shape;
-}
-
-class FakeSource final : public RequestSource {
- public:
-  Next TryNext(Request* request, std::optional<LineError>* error) override {
-    if (lines_.empty()) return ended_ ? Next::kEnd : Next::kAgain;
-    *request = std::move(lines_.front().first);
-    *error = std::move(lines_.front().second);
-    lines_.pop_front();
-    return Next::kRequest;
-  }
-  int Fd() const override { return -1; }
-  bool Buffered() const override { return !lines_.empty(); }
-
-  // A line of `prompt` tokens that asks for `max_tokens` (0: what the context has room for).
-  void Add(int32_t prompt, int32_t max_tokens, int32_t choices = 1) {
-    Request request;
-    request.line = ++count_;
-    request.custom_id = std::to_string(count_);
-    request.loop_stop = false;
-    for (int32_t i = 0; i < prompt; ++i) request.prompt.push_back(10 + i % 100);
-    request.max_tokens = max_tokens;
-    request.choices = choices;
-    lines_.emplace_back(std::move(request), std::nullopt);
-  }
-  void AddError(const LineError& error) {
-    Request request;
-    request.line = ++count_;
-    lines_.emplace_back(std::move(request), error);
-  }
-  void End() { ended_ = true; }
-
- private:
-  std::deque<std::pair<Request, std::optional<LineError>>> lines_;
-  uint64_t count_ = 0;
-  bool ended_ = false;
-};
-
-// What a finished choice leaves behind.
-struct Finished {
-  uint64_t line = 0;
-  int32_t choice = 0;
-  std::vector<int32_t> tokens;
-  std::optional<LineError> error;
-  StopCause cause = StopCause::kNone;
-};
-
-int32_t TokenOf(uint64_t line, int32_t choice, int32_t position) {
-  return 200 + static_cast<int32_t>(line * 31 + static_cast<uint64_t>(choice * 17 + position)) % 99;
-}
-
-struct Rig {
-  Rig(SchedulerOptions options, int32_t pages)
-      : kv(Shape(), pages),
-        scheduler(options, TheTokenizer(), stop_ids, kv, source,
-                  [this](Sequence& s) { to_close.push_back(s.index); }) {
-    for (int32_t i = 0; i < options.frames; ++i) {
-      frames.push_back(
-          std::make_unique<Frame>(Headers(), FrameShape{options.rows, options.context, 1}));
-      frames.back()->id = static_cast<uint16_t>(i);
-    }
-  }
-
-  Frame& At(size_t i) { return *frames[i]; }
-  bool Fill(size_t i = 0) { return scheduler.Fill(At(i)).filled; }
-
-  // The forward pass and the end of a filled frame, up to its release.
-  std::vector<Notice> Compute(size_t i = 0) {
-    Frame& frame = At(i);
-    for (const FrameSequence& place : frame.sequences) Store(frame, place);
-    std::vector<Notice> notices;
-    AcceptTokens(
-        frame, {}, [](uint32_t) { return std::string(); },
-        [&](const Notice& n) { notices.push_back(n); });
-    return notices;
-  }
-  void Finish(size_t i = 0) {
-    for (const Notice& n : Compute(i)) {
-      if (n.final != 0) to_close.push_back(n.sequence);
-    }
-    scheduler.Release(At(i));
-  }
-  bool Step(size_t i = 0) {
-    if (!Fill(i)) return false;
-    Finish(i);
-    return true;
-  }
-  void CloseAll() {
-    for (const uint32_t index : to_close) {
-      const Sequence& s = scheduler.At(index);
-      finished.push_back({s.line->request.line,
-                          s.choice,
-                          {s.tokens.begin() + std::min(s.prompt, s.Known()), s.tokens.end()},
-                          s.error,
-                          s.cause});
-      scheduler.Close(index);
-    }
-    to_close.clear();
-  }
-  // Frame 0 alone until everything is done.
-  void RunToEnd() {
-    source.End();
-    for (int32_t parks = 0;;) {
-      if (Step()) {
-        CloseAll();
-        continue;
-      }
-      REQUIRE(++parks < 1000);
-      CloseAll();
-      int32_t wake = -1;
-      bool poll = false;
-      const Scheduler::After after = scheduler.Drained(&wake, &poll);
-      if (after == Scheduler::After::kFinished) return;
-      REQUIRE(after == Scheduler::After::kWake);
-    }
-  }
-
-  const Finished& Of(uint64_t line, int32_t choice = 0) const {
-    for (const Finished& f : finished) {
-      if (f.line == line && f.choice == choice) return f;
-    }
-    FAIL("line ", line, " did not finish");
-    return finished.front();
-  }
-  void CheckTokens(uint64_t line, int32_t choice, int32_t prompt, int32_t count) const {
-    const Finished& f = Of(line, choice);
-    CHECK_FALSE(f.error);
-    CHECK(f.cause == StopCause::kLength);
-    REQUIRE(static_cast<int32_t>(f.tokens.size()) == count);
-    for (int32_t i = 0; i < count; ++i) {
-      CHECK(f.tokens[static_cast<size_t>(i)] == TokenOf(line, choice, prompt + i));
-    }
-  }
-
-  FakeSource source;
-  KvStore kv;
-  const std::vector<int32_t> stop_ids{1};
-  std::vector<uint32_t> to_close;
-  Scheduler scheduler;
-  std::vector<std::unique_ptr<Frame>> frames;
-  std::vector<Finished> finished;
-
- private:
-  static float Mark(const Sequence& s, int32_t position) {
-    return static_cast<float>(s.line->request.line * 10'000 +
-                              static_cast<uint64_t>(s.choice * 1000 + position));
-  }
-  void Store(Frame& frame, const FrameSequence& place) {
-    const Sequence& s = *place.sequence;
-    const auto first = static_cast<size_t>(place.first_row);
-    for (size_t r = first; r < first + static_cast<size_t>(place.rows); ++r) {
-      const FrameRow& row = frame.rows[r];
-      const float mark = Mark(s, row.position);
-      std::memcpy(kv.LatentAt(0, *place.pages, row.position), &mark, sizeof mark);
-      for (int32_t p = 0; p <= row.position; ++p) {
-        float stored = 0;
-        std::memcpy(&stored, kv.LatentAt(0, *place.pages, p), sizeof stored);
-        if (stored != Mark(s, p)) FAIL("line ", s.line->request.line, " lost position ", p);
-      }
-      if (row.token != s.tokens[static_cast<size_t>(row.position)]) FAIL("wrong token");
-      frame.drawn[r] = TokenOf(s.line->request.line, s.choice, row.position + 1);
-    }
-  }
-};
-
-SchedulerOptions Options(int32_t sequences, int32_t rows, int32_t context = 64) {
-  SchedulerOptions options;
-  options.sequences = sequences;
-  options.rows = rows;
-  options.prefill_rows = rows;
-  options.context = context;
-  return options;
-}
 
 TEST_CASE("decode rows come before prefill chunks, oldest first") {
   Rig rig(Options(4, 8), 64);
@@ -491,30 +285,35 @@ TEST_CASE("out of pages the youngest gives its own back, the oldest never") {
   CHECK(rig.kv.FreePages() == 6);
 }
 
-TEST_CASE("a preempted sequence returns only with room for its length and a page for each other") {
-  Rig rig(Options(2, 12, 24), 7);
-  rig.source.Add(4, 20);
-  rig.source.Add(4, 20);
-  int32_t returned_with = -1;
-  bool out = false;
-  while (rig.to_close.empty() || returned_with < 0) {
-    const int32_t free = rig.kv.FreePages();
+TEST_CASE("a sequence starts only with room for its length and a page for each other") {
+  for (const int32_t prompt : {15, 16}) {  // 4 or 5 pages with the next token
+    Rig rig(Options(2, 32, 24), 8);
+    rig.source.Add(8, 4);
+    REQUIRE(rig.Step());  // its next row takes a third page: five are free
+    rig.source.Add(prompt, 4);
     REQUIRE(rig.Fill());
-    const Sequence& b = rig.scheduler.At(1);
-    if (!out && b.stored == 0 && b.Generated() > 0 && b.pages.ids.empty()) out = true;
-    if (out && !b.pages.ids.empty() && returned_with < 0) {
-      returned_with = free;
-      CHECK(b.stored == 0);
-    }
-    rig.Finish();
-    if (!rig.to_close.empty()) rig.CloseAll();
-    if (returned_with >= 0) break;
+    CHECK(rig.At(0).sequences.size() == (prompt == 15 ? 2 : 1));
   }
-  REQUIRE(out);
-  CHECK(returned_with >= 4);
+}
+
+TEST_CASE("a younger sequence that decodes does not take the pages of an older one's prefill") {
+  SchedulerOptions options = Options(2, 8, 24);
+  options.prefill_rows = 4;
+  options.prefill_work = 10;  // a long prefill goes on row by row and leaves room to start another
+  Rig rig(options, 7);
+  rig.source.Add(22, 2);
+  rig.source.Add(1, 20);
+  int32_t before = 0;
+  while (rig.to_close.empty()) {
+    REQUIRE(rig.Step());
+    CHECK(rig.scheduler.At(0).stored > before);
+    before = rig.scheduler.At(0).stored;
+  }
+  CHECK(rig.scheduler.At(1).Generated() > 8);
+  CHECK(rig.scheduler.Stats().preemptions == 1);
   rig.RunToEnd();
-  rig.CheckTokens(1, 0, 4, 20);
-  rig.CheckTokens(2, 0, 4, 20);
+  CHECK(rig.finished[0].line == 1);
+  rig.CheckTokens(2, 0, 1, 20);
 }
 
 TEST_CASE("one sequence of the full context always fits") {
@@ -585,37 +384,6 @@ TEST_CASE("the oldest has the right to every page, even beside one-token prompts
   for (uint64_t line = 2; line <= 7; ++line) rig.CheckTokens(line, 0, 1, 15);
 }
 
-TEST_CASE("everybody ends with the fewest pages, sequences in any number and rows in any width") {
-  std::mt19937 random(11);
-  for (int round = 0; round < 60; ++round) {
-    const auto context = static_cast<int32_t>(8 + random() % 40);
-    SchedulerOptions options = Options(static_cast<int32_t>(1 + random() % 5),
-                                       static_cast<int32_t>(1 + random() % 9), context);
-    options.prefill_rows = static_cast<int32_t>(1 + random() % 9);
-    options.prefill_work = static_cast<int64_t>(1 + random() % 200);
-    Rig rig(options,
-            (context + kPageTokens - 1) / kPageTokens + static_cast<int32_t>(random() % 3));
-    std::vector<std::array<int32_t, 3>> lines;
-    for (int i = 0; i < 12; ++i) {
-      const auto prompt = static_cast<int32_t>(1 + random() % static_cast<uint32_t>(context - 1));
-      const auto most = static_cast<uint32_t>(context - prompt);
-      const auto max_tokens = static_cast<int32_t>(1 + random() % most);
-      const auto choices = static_cast<int32_t>(1 + random() % 3);
-      lines.push_back({prompt, max_tokens, choices});
-      rig.source.Add(prompt, max_tokens, choices);
-    }
-    rig.RunToEnd();
-    CAPTURE(round);
-    for (size_t i = 0; i < lines.size(); ++i) {
-      for (int32_t c = 0; c < lines[i][2]; ++c) {
-        rig.CheckTokens(i + 1, c, lines[i][0], lines[i][1]);
-      }
-    }
-    CHECK(rig.kv.FreePages() == rig.kv.Pages());
-    CHECK(rig.scheduler.Stats().running == 0);
-  }
-}
-
 TEST_CASE("after a stop no frame starts, and what runs is finished") {
   SchedulerOptions options = Options(4, 2);
   options.frames = 2;
@@ -650,125 +418,6 @@ TEST_CASE("gathering ends with a frame's worth of lines, the end or no free obje
   full.source.Add(2, 2);
   CHECK(full.scheduler.Gather());
   CHECK(full.scheduler.Stats().running == 1);
-}
-
-// The graph in small: workers take free frames, fill, compute and release them; another thread
-// closes sequences; the main thread is the engine's.
-class Workers {
- public:
-  Workers(Rig& rig, int threads) : rig_(rig) {
-    for (size_t i = 0; i < rig.frames.size(); ++i) free_.push_back(static_cast<int32_t>(i));
-    busy_ = static_cast<int32_t>(free_.size());
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
-    threads_.emplace_back([this] { Close(); });
-  }
-  void Run() {
-    for (;;) {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return busy_ == 0; });
-      const uint64_t closed = closed_;
-      lock.unlock();
-      int32_t wake = -1;
-      bool poll = false;
-      const Scheduler::After after = rig_.scheduler.Drained(&wake, &poll);
-      if (after == Scheduler::After::kFinished) break;
-      if (after == Scheduler::After::kWake) {
-        Put(wake);
-        continue;
-      }
-      lock.lock();
-      changed_.wait(lock, [&] { return closed_ != closed; });
-    }
-    {
-      const std::lock_guard lock(mutex_);
-      over_ = true;
-    }
-    changed_.notify_all();
-    for (std::thread& t : threads_) t.join();
-  }
-
- private:
-  void Put(int32_t frame) {
-    const std::lock_guard lock(mutex_);
-    ++busy_;
-    free_.push_back(frame);
-    changed_.notify_all();
-  }
-  void Work() {
-    for (;;) {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return over_ || !free_.empty(); });
-      if (over_) return;
-      const auto frame = static_cast<size_t>(free_.front());
-      free_.pop_front();
-      lock.unlock();
-      const Scheduler::Filled filled = rig_.scheduler.Fill(rig_.At(frame));
-      if (filled.wake >= 0) Put(filled.wake);
-      std::vector<Notice> notices;
-      if (filled.filled) notices = rig_.Compute(frame);
-      lock.lock();
-      for (const Notice& n : notices) {
-        if (n.final != 0) closing_.push_back(n.sequence);
-      }
-      changed_.notify_all();
-      if (!filled.filled) {
-        --busy_;  // the frame may be in another worker's hands
-        continue;
-      }
-      lock.unlock();
-      rig_.scheduler.Release(rig_.At(frame));
-      lock.lock();
-      free_.push_back(static_cast<int32_t>(frame));
-      changed_.notify_all();
-    }
-  }
-  void Close() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [&] { return over_ || !closing_.empty(); });
-      if (over_) return;
-      const uint32_t index = closing_.back();
-      closing_.pop_back();
-      lock.unlock();
-      rig_.to_close.assign(1, index);
-      rig_.CloseAll();
-      lock.lock();
-      ++closed_;
-      changed_.notify_all();
-    }
-  }
-
-  Rig& rig_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<int32_t> free_;
-  std::vector<uint32_t> closing_;
-  int32_t busy_ = 0;  // frames that are not parked
-  uint64_t closed_ = 0;
-  bool over_ = false;
-  std::vector<std::thread> threads_;
-};
-
-TEST_CASE("two frames, three workers and a closing thread finish every line") {
-  std::mt19937 random(5);
-  for (int round = 0; round < 20; ++round) {
-    SchedulerOptions options = Options(5, 6, 32);
-    options.frames = 1 + round % 3;
-    Rig rig(options, 8 + static_cast<int32_t>(random() % 8));
-    std::vector<std::array<int32_t, 2>> lines;
-    for (int i = 0; i < 40; ++i) {
-      const auto prompt = static_cast<int32_t>(1 + random() % 31);
-      const auto max_tokens =
-          static_cast<int32_t>(1 + random() % static_cast<uint32_t>(32 - prompt));
-      lines.push_back({prompt, max_tokens});
-      rig.source.Add(prompt, max_tokens);
-    }
-    rig.source.End();
-    Workers(rig, 3).Run();
-    CAPTURE(round);
-    for (size_t i = 0; i < lines.size(); ++i) rig.CheckTokens(i + 1, 0, lines[i][0], lines[i][1]);
-    CHECK(rig.kv.FreePages() == rig.kv.Pages());
-  }
 }
 
 }  // namespace

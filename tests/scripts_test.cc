@@ -58,7 +58,8 @@ TEST_CASE("every script parses and can be started") {
 
 TEST_CASE("at least one compiler runs, and no more than there are cores") {
   const Outcome outcome = Shell(
-      "set -euo pipefail; . apps/jobs.sh; n=$(build_jobs); [ $n -ge 1 ]; [ $n -le $(nproc) ]");
+      "bash -euo pipefail -c 'source apps/jobs.sh; jobs=$(build_jobs)\n"
+      "[[ $jobs -ge 1 ]]; [[ $jobs -le $(nproc) ]]'");
   CHECK(outcome.output == "");
   CHECK(outcome.status == 0);
 }

@@ -1,5 +1,6 @@
 // What fixtures cannot hold: rows beside other rows, failing reads, activations that are not finite
 // or all zero, draft rows.
+// Length: the frames of one small model serve every case.
 #include "runtime/stages.h"
 
 #include <doctest/doctest.h>
@@ -9,13 +10,13 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 #include <limits>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "runtime/reference.h"
+#include "tests/stage_bench.h"
 #include "tests/temp_dir.h"
 
 namespace colibri {
@@ -38,127 +39,6 @@ const Model& Tiny() {
   static const Model model = Loaded(ModelFolder("tiny"));
   return model;
 }
-
-// Logits of each row that had some.
-class Logits final : public LogitsSink {
- public:
-  void Row(Frame&, size_t row, std::span<float> logits) override {
-    CHECK_MESSAGE(!of.contains(row), "row ", row, " has its logits twice");
-    of[row].assign(logits.begin(), logits.end());
-  }
-  std::map<size_t, std::vector<float>> of;
-};
-
-class FunctionHook final : public StageHook {
- public:
-  using Function = std::function<void(StagePoint, Frame&, int32_t layer)>;
-  explicit FunctionHook(Function function) : function_(std::move(function)) {}
-  void At(StagePoint point, Frame& frame, int32_t layer) override {
-    if (function_) function_(point, frame, layer);
-  }
-
- private:
-  Function function_;
-};
-
-// Which reads fail: true for an expert of a layer.
-using Fails = std::function<bool(int32_t layer, int32_t expert)>;
-
-// Sequences over one model, store and frame, run through the stages one by one.
-class Bench {
- public:
-  explicit Bench(const Model& model, FunctionHook::Function hook = nullptr, int32_t rows = 64)
-      : model_(model),
-        kv_(KvShapeOf(model, 4, KvType::kF32), 64),
-        hook_(std::move(hook)),
-        stages_(model, kv_, serial_, &hook_),
-        frame(model, {rows, 64, 1}) {}
-
-  // Rows [first, first + count) of sequence `number`, whose token at position p is known to all.
-  void Add(int32_t number, int32_t first, int32_t count, int32_t drafts = 0) {
-    KvPages& pages = pages_[number];
-    REQUIRE(kv_.Grow(&pages, first + count));
-    FrameSequence s;
-    s.pages = &pages;
-    s.first_row = static_cast<int32_t>(frame.rows.size());
-    s.rows = count;
-    s.drafts = drafts;
-    for (int32_t i = 0; i < count; ++i) {
-      FrameRow row;
-      row.sequence = static_cast<int32_t>(frame.sequences.size());
-      row.position = first + i;
-      row.token = TokenAt(number, first + i);
-      row.wants_logits = true;
-      row.draft = i >= count - drafts;
-      frame.rows.push_back(row);
-    }
-    frame.sequences.push_back(s);
-  }
-  void Clear() {
-    frame.rows.clear();
-    frame.sequences.clear();
-  }
-
-  Logits Run(const Fails& fails = nullptr) {
-    stages_.Embed(frame);
-    Logits logits;
-    for (int32_t layer = 0; layer < model_.Config().layers; ++layer) RunLayer(layer, fails);
-    stages_.Head(frame, logits);
-    return logits;
-  }
-  Logits RunMtp(const Fails& fails = nullptr) {
-    stages_.MtpInput(frame);
-    Logits logits;
-    RunLayer(model_.Config().layers, fails);
-    stages_.Head(frame, logits);
-    return logits;
-  }
-
-  size_t Live(int32_t sequence) const {
-    const FrameSequence& s = frame.sequences[static_cast<size_t>(sequence)];
-    return static_cast<size_t>(
-        std::count_if(frame.rows.begin() + s.first_row, frame.rows.begin() + s.first_row + s.rows,
-                      [](const FrameRow& r) { return r.state == RowState::kLive; }));
-  }
-
- private:
-  static int32_t TokenAt(int32_t sequence, int32_t position) {
-    return (sequence * 97 + position * 31 + position * position) % 300;
-  }
-
-  void RunLayer(int32_t layer, const Fails& fails) {
-    frame.layer = layer;
-    stages_.Attention(frame, layer);
-    stages_.Route(frame, layer);
-    const FileTable& files = model_.Files().Files();
-    for (FrameJob& job : frame.jobs) {
-      const ExpertLayout& layout = model_.Expert(job.item);
-      if (fails && fails(layer, job.expert)) {
-        job.failed = true;
-        job.error = {EIO, layout.extents[0].file, layout.extents[0].offset};
-        continue;
-      }
-      std::vector<std::byte> slot(layout.slot_bytes);
-      for (const Extent& e : layout.extents) {
-        const uint64_t end = std::min(e.offset + e.bytes, files.Size(e.file));
-        files.ReadExact(e.file, e.offset, {slot.data() + e.dest, end - e.offset});
-      }
-      stages_.RunExpert(frame, job, model_.ExpertView(job.item, slot.data()));
-    }
-    stages_.SharedFfn(frame, layer);
-    stages_.Combine(frame, layer);
-  }
-
-  const Model& model_;
-  KvStore kv_;
-  SerialParallel serial_;
-  FunctionHook hook_;
-  Stages stages_;
-  std::map<int32_t, KvPages> pages_;
-
- public:
-  Frame frame;
-};
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;

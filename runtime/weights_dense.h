@@ -1,5 +1,5 @@
-// The memory that holds the dense weights, and the list of all of them. For runtime/weights*.cc
-// only; runtime/weights.h is the interface.
+// The list of all dense tensors of a model. For runtime/weights*.cc only; runtime/weights.h is the
+// interface.
 #pragma once
 
 #include <cstddef>
@@ -9,19 +9,6 @@
 #include "runtime/weights_visit.h"
 
 namespace colibri {
-
-// Anonymous pages, huge where they can be had, all present: on virtual machines a first touch costs
-// 25 times what a populated page does, and would fall into the first sweep.
-struct Model::Arena {
-  explicit Arena(uint64_t bytes);  // throws IoError
-  ~Arena();
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
-
-  void* mapping = nullptr;
-  size_t mapping_bytes = 0;
-  std::byte* base = nullptr;
-};
 
 struct Model::Dense {
   // Calls the visitor (runtime/weights_visit.h) for every dense tensor of the model.

@@ -1,0 +1,138 @@
+// The bytes of a line are its own: the built program gives them whatever runs beside the line and
+// however the pipeline is set.
+#include <doctest/doctest.h>
+
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "runtime/record.h"
+#include "tests/run_program.h"
+#include "tests/temp_dir.h"
+
+namespace colibri {
+namespace {
+
+using Words = std::vector<std::string>;
+using Answers = std::map<std::string, std::string>;  // custom_id -> bytes of the line
+
+std::string Line(const std::string& id, const std::string& url, const std::string& body) {
+  return R"({"custom_id":")" + id + R"(","method":"POST","url":"/v1/)" + url + R"(","body":{)" +
+         body + "}}\n";
+}
+
+std::string User(const std::string& text) {
+  return R"("messages":[{"role":"user","content":")" + text + R"("}])";
+}
+
+// Greedy and drawn, short and long, several choices, log probabilities, a line that is refused.
+const Words& Lines() {
+  static const Words kLines = {
+      Line("greedy", "chat/completions",
+           User("Tell me a passage from Treasure Island.") + R"(,"temperature":0,"max_tokens":24)"),
+      Line("drawn", "chat/completions",
+           User("Continue The Secret Garden.") + R"(,"temperature":0.9,"max_tokens":30)"),
+      Line("several", "chat/completions",
+           User("Hello") + R"(,"n":3,"seed":7,"top_p":0.9,"max_tokens":12)"),
+      Line("figures", "chat/completions",
+           User("Good morning") + R"(,"logprobs":true,"top_logprobs":3,"max_tokens":6)"),
+      Line("plain", "completions",
+           R"("prompt":"It was late in the autumn, and the road over the moor had been washed )"
+           R"(away, so that the carrier, who came but once a week in any weather, had put up his )"
+           R"(horse at the inn and sat","temperature":0.7,"max_tokens":16)"),
+      Line("refused", "chat/completions", User("Hello") + R"(,"max_tokens":0)")};
+  return kLines;
+}
+
+Answers Run(const std::string& input, const Words& more) {
+  Words all = {"-m", COLIBRI_SOURCE_DIR "/apps/demo/model", "-i", input, "--ram", "200MB"};
+  all.insert(all.end(), more.begin(), more.end());
+  const ProgramOutcome outcome = RunProgram("colibri-run", all);
+  INFO(outcome.err);
+  CHECK((outcome.exit_code == 0 || outcome.exit_code == 1));
+  Answers answers;
+  std::istringstream lines(outcome.out);
+  for (std::string line; std::getline(lines, line);) {
+    const std::string bytes = LineBytes(line);
+    const size_t at = bytes.find("\"custom_id\":\"") + 13;
+    answers[bytes.substr(at, bytes.find('"', at) - at)] = bytes;
+  }
+  return answers;
+}
+
+std::string Joined(const Words& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += line;
+  return text;
+}
+
+// All lines in one file, with the program's own settings.
+const Answers& Expected() {
+  static const Answers kExpected = [] {
+    const TempDir dir;
+    return Run(dir.Write("all.jsonl", Joined(Lines())), {});
+  }();
+  return kExpected;
+}
+
+}  // namespace
+
+TEST_CASE("every line of the comparisons below has an answer of its own") {
+  REQUIRE(Expected().size() == Lines().size());
+  for (const auto& [id, bytes] : Expected()) {
+    CAPTURE(id);
+    CHECK((bytes.find("\"choices\":[{") != std::string::npos) == (id != "refused"));
+  }
+}
+
+TEST_CASE("a line alone has the bytes it has among others") {
+  const TempDir dir;
+  for (const std::string& line : Lines()) {
+    const Answers alone = Run(dir.Write("one.jsonl", line), {});
+    REQUIRE(alone.size() == 1);
+    CHECK(alone.begin()->second == Expected().at(alone.begin()->first));
+  }
+}
+
+TEST_CASE("the order of lines does not matter") {
+  const TempDir dir;
+  const Words reversed(Lines().rbegin(), Lines().rend());
+  CHECK(Run(dir.Write("all.jsonl", Joined(reversed)), {}) == Expected());
+}
+
+TEST_CASE("no setting of the pipeline changes a line") {
+  const TempDir dir;
+  const std::string input = dir.Write("all.jsonl", Joined(Lines()));
+  const std::vector<Words> settings = {
+      {"--threads", "1"},
+      {"--threads", "2"},
+      {"--slots", "1"},
+      {"--slots", "25%", "--io", "pread"},
+      {"--slots", "100%", "--direct", "off"},
+      {"--slots", "3", "--direct", "on"},
+      {"--slots", "25%", "--io", "uring", "--direct", "on", "--io-depth", "1"},
+      {"--slots", "25%", "--prefetch", "off"},
+      {"--slots", "25%", "--prefetch", "on"},
+      {"--max-rows", "1"},
+      {"--max-rows", "7"},
+      {"--max-rows", "64", "--prefill-rows", "5"},
+      {"--frames", "1"},
+      {"--frames", "2", "--slots", "2", "--max-rows", "7"},
+      {"--max-seqs", "1"},
+      {"--ctx-size", "160", "--frames", "2"}};
+  for (const Words& setting : settings) {
+    CAPTURE(setting.front());
+    CAPTURE(setting[1]);
+    CHECK(Run(input, setting) == Expected());
+  }
+}
+
+TEST_CASE("another seed does change a line, so that the comparisons mean something") {
+  const TempDir dir;
+  const Answers other = Run(dir.Write("all.jsonl", Joined(Lines())), {"--seed", "5"});
+  CHECK(other.at("drawn") != Expected().at("drawn"));
+  CHECK(other.at("greedy") == Expected().at("greedy"));
+}
+
+}  // namespace colibri

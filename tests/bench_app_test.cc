@@ -1,0 +1,223 @@
+// colibri-bench as a user meets it: what its subcommands print, write and return.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/run_program.h"
+#include "tests/shard_files.h"
+#include "tests/temp_dir.h"
+
+namespace colibri {
+namespace {
+
+using Json = nlohmann::json;
+using Words = std::vector<std::string>;
+
+const std::string kFixtures = COLIBRI_SOURCE_DIR "/tests/fixtures/";
+const std::string kModel = COLIBRI_SOURCE_DIR "/apps/demo/model";
+
+ProgramOutcome Bench(const Words& arguments, std::string_view input = "") {
+  return RunProgram("colibri-bench", arguments, input);
+}
+
+Words Pipeline(const Words& more) {
+  Words all = {"pipeline", "-m", kModel, "--ram", "200MB", "--prompts", "3", "--tokens", "6"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+// A fixture folder with one value of its model changed.
+void CopyDamaged(const std::string& fixture, const std::string& to) {
+  std::filesystem::copy(kFixtures + fixture, to, std::filesystem::copy_options::recursive);
+  {
+    const Container container({to + "/model"});
+    const TensorEntry& norm = *container.Find("model.norm.weight");
+    std::fstream file(container.Files().Path(norm.file),
+                      std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(norm.offset));
+    file.write("\x00\x41", 2);  // 8.0 as BF16
+  }
+}
+
+}  // namespace
+
+TEST_CASE("verify passes on a fixture and fails on one whose weights were changed") {
+  const ProgramOutcome good = Bench({"verify", kFixtures + "tiny"});
+  CHECK(good.exit_code == 0);
+  CHECK(Contains(good.out, "verified: every tensor within its tolerance"));
+  CHECK_FALSE(Contains(good.out, "FAILED"));
+  const TempDir dir;
+  CopyDamaged("tiny", dir.Path("damaged"));
+  const ProgramOutcome bad = Bench({"verify", dir.Path("damaged")});
+  CHECK(bad.exit_code == 1);
+  CHECK(Contains(bad.out, "FAILED"));
+}
+
+TEST_CASE("verify --json lists every tensor, and one bad folder of several is enough to fail") {
+  const TempDir dir;
+  CopyDamaged("tiny", dir.Path("damaged"));
+  const ProgramOutcome outcome =
+      Bench({"verify", dir.Path("damaged"), kFixtures + "tiny", "--json"});
+  CHECK(outcome.exit_code == 1);
+  bool failed = false, passed = false;
+  for (const Json& row : Json::parse(outcome.out)) {
+    if (row.at("tensor") != "logits") continue;
+    (row.at("folder") == kFixtures + "tiny" ? passed : failed) =
+        row.at("passed").get<bool>() == (row.at("folder") == kFixtures + "tiny");
+  }
+  CHECK(failed);
+  CHECK(passed);
+}
+
+TEST_CASE("verify of a folder that is no fixture is a model or I/O error with its name") {
+  const ProgramOutcome outcome = Bench({"verify", kFixtures + "nowhere"});
+  CHECK((outcome.exit_code == 3 || outcome.exit_code == 4));
+  CHECK(Contains(outcome.err, "nowhere"));
+}
+
+TEST_CASE("tokenize agrees with every case of the tokenizer and of the chat template") {
+  for (const std::string cases : {"tokenizer/cases.jsonl", "chat/cases.jsonl"}) {
+    const ProgramOutcome outcome = Bench(
+        {"tokenize", "-m", kFixtures + "tokenizer/tokenizer.json", "--cases", kFixtures + cases});
+    INFO(outcome.out);
+    CHECK(outcome.exit_code == 0);
+    CHECK(Contains(outcome.out, " 0 failed"));
+  }
+}
+
+TEST_CASE("tokenize fails on a case that is wrong") {
+  const TempDir dir;
+  std::ifstream file(kFixtures + "tokenizer/cases.jsonl");
+  std::string line;
+  std::getline(file, line);
+  Json wrong = Json::parse(line);
+  for (auto& [key, value] : wrong.items()) {
+    if (value.is_array() && !value.empty() && value[0].is_number()) value.push_back(1);
+  }
+  const ProgramOutcome outcome = Bench({"tokenize", "-m", kFixtures + "tokenizer/tokenizer.json",
+                                        "--cases", dir.Write("cases.jsonl", wrong.dump() + "\n")});
+  INFO(outcome.out);
+  CHECK(outcome.exit_code == 1);
+}
+
+TEST_CASE("tokenize turns a text into ids and back") {
+  const ProgramOutcome outcome = Bench({"tokenize", "-m", kModel, "--json"}, "It was late.\n");
+  CHECK(outcome.exit_code == 0);
+  const Json report = Json::parse(outcome.out);
+  CHECK(report.at("same_text_back") == true);
+  CHECK(report.at("bytes") == 13);
+  CHECK(report.at("ids").size() == report.at("tokens"));
+}
+
+TEST_CASE("graph prints the wiring as mermaid and as dot, and knows no third language") {
+  const ProgramOutcome mermaid = Bench({"graph", "--dump", "mermaid"});
+  CHECK(mermaid.exit_code == 0);
+  CHECK(mermaid.out.starts_with("flowchart LR\n"));
+  CHECK(Contains(mermaid.out, "fetch -- \"ReadyExpert\" --> expert_ffn"));
+  const ProgramOutcome dot = Bench({"graph", "--dump", "dot"});
+  CHECK(dot.exit_code == 0);
+  CHECK(dot.out.starts_with("digraph"));
+  const ProgramOutcome other = Bench({"graph", "--dump", "svg"});
+  CHECK(other.exit_code == 2);
+  CHECK(Contains(other.err, "svg"));
+}
+
+TEST_CASE("pipeline prints a figure for every node beside memory, reading and tokens") {
+  const ProgramOutcome outcome = Bench(Pipeline({"--slots", "25%"}));
+  INFO(outcome.err);
+  CHECK(outcome.exit_code == 0);
+  for (const char* figure :
+       {"node admit", "node expert_ffn", "node verify", "wall", "both at once", "GB read",
+        "raw GB/s", "hits", "hint recall", "ideal", "tokens/s", "peak MB"}) {
+    CHECK(Contains(outcome.out, figure));
+  }
+  CHECK(Contains(outcome.out, "18 generated"));
+}
+
+TEST_CASE("pipeline's JSON, CSV and Markdown hold the same figures") {
+  const ProgramOutcome json = Bench(Pipeline({"--json"}));
+  REQUIRE(json.exit_code == 0);
+  const Json report = Json::parse(json.out);
+  CHECK(report.at("wall").at("value").get<double>() > 0);
+  CHECK(report.at("tokens/s").at("value").get<double>() > 0);
+  const ProgramOutcome csv = Bench(Pipeline({"--csv"}));
+  CHECK(csv.exit_code == 0);
+  const ProgramOutcome markdown = Bench(Pipeline({"--markdown"}));
+  CHECK(markdown.exit_code == 0);
+  for (const auto& [name, figure] : report.items()) {
+    CAPTURE(name);
+    CHECK(Contains(csv.out, "\"" + name + "\","));
+    CHECK(Contains(markdown.out, "| " + name + " | "));
+  }
+}
+
+TEST_CASE("pipeline --trace writes events that a trace viewer can read") {
+  const TempDir dir;
+  const ProgramOutcome outcome = Bench(Pipeline({"--trace", dir.Path("trace.json")}));
+  REQUIRE(outcome.exit_code == 0);
+  std::ifstream file(dir.Path("trace.json"));
+  const Json trace = Json::parse(file);
+  const Json& events = trace.is_array() ? trace : trace.at("traceEvents");
+  REQUIRE(events.size() > 100);
+  bool expert = false;
+  for (const Json& event : events) expert = expert || event.value("name", "") == "expert_ffn";
+  CHECK(expert);
+}
+
+TEST_CASE("pipeline refuses what colibri-run refuses, and prompts that do not fit") {
+  CHECK(Bench(Pipeline({"--threads", "none"})).exit_code == 2);
+  const ProgramOutcome outcome = Bench(Pipeline({"--ctx-size", "20"}));
+  CHECK(outcome.exit_code == 2);
+  CHECK(Contains(outcome.err, "context of 20"));
+}
+
+TEST_CASE("make-model writes a model that runs, and refuses a folder that holds something") {
+  const TempDir dir;
+  const Words make = {"make-model", dir.Path("made"),
+                      "--layers",   "2",
+                      "--experts",  "8",
+                      "--hidden",   "128",
+                      "--quiet",    "--moe-intermediate",
+                      "64",         "--vocab",
+                      "8192",       "--tokenizer-from",
+                      kModel};
+  const ProgramOutcome made = Bench(make);
+  INFO(made.err);
+  REQUIRE(made.exit_code == 0);
+  CHECK(made.out == "");
+  const ProgramOutcome run =
+      RunProgram("colibri-run", {"-m", dir.Path("made"), "-p", "Hello", "--max-tokens", "3",
+                                 "--ram", "200MB", "--output-format", "jsonl"});
+  INFO(run.err);
+  CHECK(run.exit_code == 0);
+  CHECK(Contains(run.out, "\"completion_tokens\":3"));
+  const ProgramOutcome again = Bench(make);
+  CHECK(again.exit_code != 0);
+  CHECK(Contains(again.err, dir.Path("made")));
+}
+
+TEST_CASE("quality --json gives a perplexity for each KV type") {
+  const ProgramOutcome outcome = Bench({"quality", "-m", kModel, COLIBRI_SOURCE_DIR "/README.md",
+                                        "--window", "64", "--max-windows", "2", "--json"});
+  INFO(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  const Json report = Json::parse(outcome.out);
+  REQUIRE(report.size() == 2);
+  for (const Json& row : report) {
+    CHECK(row.at("perplexity").get<double>() > 1);
+    CHECK(row.at("predictions") == 126);
+  }
+}
+
+TEST_CASE("no subcommand and an unknown one are usage errors, and help is not") {
+  CHECK(Bench({}).exit_code == 2);
+  CHECK(Bench({"fly"}).exit_code == 2);
+  CHECK(Bench({"--help"}).exit_code == 0);
+  CHECK(Bench({"pipeline", "--help"}).exit_code == 0);
+}
+
+}  // namespace colibri

@@ -1,0 +1,273 @@
+// The memory plan: what the machine and its cgroups leave, how it is shared out, and what is said
+// when it is too little.
+#include "runtime/plan.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "io/error.h"
+#include "runtime/model_writer.h"
+#include "tests/shard_files.h"
+#include "tests/temp_dir.h"
+
+namespace colibri {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+// A machine as far as /proc and /sys tell of it.
+class FakeMachine {
+ public:
+  explicit FakeMachine(uint64_t available_mib) {
+    Write("proc/meminfo", "MemTotal:       99999999 kB\nMemAvailable:   " +
+                              std::to_string(available_mib * 1024) + " kB\n");
+  }
+  void Write(const std::string& path, const std::string& text) const {
+    std::filesystem::create_directories(std::filesystem::path(dir_.Path(path)).parent_path());
+    dir_.Write(path, text);
+  }
+  MemoryBudget Budget() const {
+    std::string root = dir_.Path("");
+    root.pop_back();
+    return AvailableMemory(root);
+  }
+
+ private:
+  TempDir dir_;
+};
+
+// 3 sparse layers of 16 experts and an MTP layer of larger ones.
+const Model& SmallModel() {
+  static const TempDir dir;
+  static const Model model = [] {
+    SyntheticModel m;
+    m.layers = 4;
+    m.experts = 16;
+    m.hidden = 512;
+    m.vocab = 512;
+    WriteSyntheticModel(m, dir.Path("model"));
+    return Model({dir.Path("model")});
+  }();
+  return model;
+}
+
+PlanRequest Request(uint64_t ram) {
+  PlanRequest r;
+  r.ram = ram;
+  r.threads = 2;
+  r.context = 512;
+  return r;
+}
+
+uint64_t Limit(const Plan& p) { return p.budget - p.margin; }
+
+// A budget that leaves `more` beyond what a plan of one row and one slot a class takes.
+uint64_t RamFor(PlanRequest r, uint64_t more) {
+  r.ram = uint64_t{1} << 40;
+  r.rows = 1;
+  r.slot_count = 1;
+  r.answers = 1;
+  return MakePlan(SmallModel(), r).Total() + 64'000'000 + more;
+}
+
+std::string Refusal(const PlanRequest& r) {
+  return MessageOf<UsageError>([&] { (void)MakePlan(SmallModel(), r); });
+}
+
+}  // namespace
+
+TEST_CASE("without cgroups the budget is what is free, less a reserve") {
+  CHECK(FakeMachine(20'000).Budget().bytes == 19'000 * kMiB);
+  CHECK(FakeMachine(4'000).Budget().bytes == 3'488 * kMiB);
+  CHECK(FakeMachine(4'000).Budget().source == "memory available");
+  // Less than the reserve is no reason to plan with nothing.
+  CHECK(FakeMachine(300).Budget().bytes == 150 * kMiB);
+}
+
+TEST_CASE("a cgroup v2 limit binds, less what is in use and cannot be reclaimed") {
+  const FakeMachine machine(20'000);
+  machine.Write("proc/self/cgroup", "0::/user/job\n");
+  machine.Write("sys/fs/cgroup/user/job/memory.max", std::to_string(8'000 * kMiB) + "\n");
+  machine.Write("sys/fs/cgroup/user/job/memory.current", std::to_string(3'000 * kMiB) + "\n");
+  machine.Write("sys/fs/cgroup/user/job/memory.stat",
+                "anon 1\ninactive_file " + std::to_string(2'500 * kMiB) + "\nactive_file 7\n");
+  CHECK(machine.Budget().bytes == 7'500 * kMiB);
+  CHECK(machine.Budget().source == "cgroup limit");
+}
+
+TEST_CASE("a parent cgroup's limit binds as well, and max is none") {
+  const FakeMachine machine(20'000);
+  machine.Write("proc/self/cgroup", "0::/user/job\n");
+  machine.Write("sys/fs/cgroup/user/job/memory.max", "max\n");
+  CHECK(machine.Budget().source == "memory available");
+  machine.Write("sys/fs/cgroup/user/memory.max", std::to_string(6'000 * kMiB) + "\n");
+  CHECK(machine.Budget().bytes == 6'000 * kMiB);
+}
+
+TEST_CASE("inside a container the limit is at the mount, whatever the path says") {
+  const FakeMachine machine(20'000);
+  machine.Write("proc/self/cgroup", "0::/docker/0123456789\n");
+  machine.Write("sys/fs/cgroup/memory.max", std::to_string(2'000 * kMiB) + "\n");
+  CHECK(machine.Budget().bytes == 2'000 * kMiB);
+}
+
+TEST_CASE("a cgroup v1 limit binds, and its way to say unlimited does not") {
+  const FakeMachine machine(20'000);
+  machine.Write("proc/self/cgroup", "5:cpu,cpuacct:/a\n4:memory:/a\n");
+  const std::string folder = "sys/fs/cgroup/memory/a/";
+  machine.Write(folder + "memory.limit_in_bytes", "9223372036854771712\n");
+  machine.Write(folder + "memory.usage_in_bytes", std::to_string(900 * kMiB) + "\n");
+  CHECK(machine.Budget().source == "memory available");
+  machine.Write(folder + "memory.limit_in_bytes", std::to_string(5'000 * kMiB) + "\n");
+  machine.Write(folder + "memory.stat", "cache 5\ntotal_inactive_file 0\n");
+  CHECK(machine.Budget().bytes == 4'100 * kMiB);
+}
+
+TEST_CASE("a cgroup that is full leaves nothing") {
+  const FakeMachine machine(20'000);
+  machine.Write("proc/self/cgroup", "0::/\n");
+  machine.Write("sys/fs/cgroup/memory.max", "1000000\n");
+  machine.Write("sys/fs/cgroup/memory.current", "2000000\n");
+  CHECK(machine.Budget().bytes == 0);
+}
+
+TEST_CASE("the total of every plan stays below the budget less its margin") {
+  const PlanRequest least = Request(0);
+  for (const uint64_t more : {uint64_t{0}, kMiB, 10 * kMiB, 50 * kMiB, 500 * kMiB, 8'000 * kMiB}) {
+    for (const std::optional<uint64_t> answers : {std::optional<uint64_t>(), {1}, {5}}) {
+      CAPTURE(more);
+      PlanRequest r = Request(RamFor(least, more + kMiB));
+      r.answers = answers;
+      const Plan p = MakePlan(SmallModel(), r);
+      CHECK(p.Total() <= Limit(p));
+      CHECK(p.margin >= 64'000'000);
+      CHECK(p.margin >= p.budget / 100 * 3);
+      CHECK(p.kv_pages >= 512 / p.page_tokens);
+      for (const SlotClass& s : p.slot_classes) CHECK(s.count >= 1);
+    }
+  }
+}
+
+TEST_CASE("little memory makes frames narrow, much makes every expert resident") {
+  const Plan narrow = MakePlan(SmallModel(), Request(RamFor(Request(0), 2 * kMiB)));
+  const Plan wide = MakePlan(SmallModel(), Request(20'000 * kMiB));
+  CHECK(narrow.rows < 32);
+  CHECK(wide.rows == 256);
+  REQUIRE(SmallModel().ExpertClasses().size() == 2);
+  CHECK(narrow.slot_classes[0].count < 48);
+  CHECK(wide.slot_classes[0].count == 48);
+}
+
+TEST_CASE("experts of the MTP layer, which nothing asks for, take one slot") {
+  const Plan p = MakePlan(SmallModel(), Request(20'000 * kMiB));
+  CHECK(SmallModel().ExpertClasses()[1].first_layer == SmallModel().Config().layers);
+  CHECK(p.slot_classes[1].count == 1);
+}
+
+TEST_CASE("--slots gives each class that number or share, and never more than there are") {
+  PlanRequest r = Request(20'000 * kMiB);
+  const auto counts = [&] {
+    const Plan p = MakePlan(SmallModel(), r);
+    CHECK(p.slot_total == p.slot_classes[0].count + p.slot_classes[1].count);
+    return std::pair(p.slot_classes[0].count, p.slot_classes[1].count);
+  };
+  r.slot_count = 1;
+  CHECK(counts() == std::pair(1u, 1u));
+  r.slot_count = 20;
+  CHECK(counts() == std::pair(20u, 16u));
+  r.slot_count.reset();
+  r.slot_share = 0.25;
+  CHECK(counts() == std::pair(12u, 4u));
+  r.slot_share = 0.001;
+  CHECK(counts() == std::pair(1u, 1u));
+  r.slot_share = 1;
+  CHECK(counts() == std::pair(48u, 16u));
+}
+
+TEST_CASE("KV is planned for the answers the input can ask for and no more") {
+  PlanRequest r = Request(20'000 * kMiB);
+  const int32_t whole = 512 / r.page_tokens;
+  r.answers = 1;
+  const Plan one = MakePlan(SmallModel(), r);
+  CHECK(one.sequences == 1);
+  CHECK(one.kv_pages == whole);
+  CHECK(one.rows == 256);  // a prompt's rows still go together
+  r.answers = 3;
+  CHECK(MakePlan(SmallModel(), r).kv_pages == 3 * whole);
+  r.answers = 0;
+  CHECK(MakePlan(SmallModel(), r).sequences == 1);
+  r.answers.reset();
+  CHECK(MakePlan(SmallModel(), r).kv_pages == 256 * whole);
+  r.answers = 3;
+  r.sequences = 2;
+  CHECK(MakePlan(SmallModel(), r).sequences == 2);
+}
+
+TEST_CASE("a plan that does not fit says what takes the memory and which flag gains how much") {
+  PlanRequest r = Request(0);
+  r.rows = 64;
+  r.frames = 2;
+  r.kv_type = KvType::kF32;
+  r.slot_share = 1;
+  r.ram = RamFor(r, 0);
+  const std::string text = Refusal(r);
+  INFO(text);
+  CHECK(Contains(text, "does not fit"));
+  CHECK(Contains(text, "(--ram)"));
+  for (const char* part : {"process", "dense weights", "KV", "scratch", "expert slots"}) {
+    CHECK(Contains(text, part));
+  }
+  for (const char* flag : {"--ctx-size 256 gains", "--max-rows 1 gains", "--frames 1 gains",
+                           "--slots 1 gains", "--kv bf16 gains", "--ram "}) {
+    CHECK(Contains(text, flag));
+  }
+  r.slot_share.reset();
+  r.frames = 1;
+  CHECK_FALSE(Contains(Refusal(r), "--frames"));
+}
+
+TEST_CASE("the --ram that a refusal names is enough") {
+  for (const int32_t rows : {1, 256}) {
+    PlanRequest r = Request(10 * kMiB);
+    r.rows = rows;
+    const std::string text = Refusal(r);
+    INFO(text);
+    const size_t at = text.find("--ram ");
+    REQUIRE(at != std::string::npos);
+    CHECK(Contains(text.substr(at), "MB would do"));
+    r.ram = std::stoull(text.substr(at + 6)) * 1'000'000 + kMiB;
+    CHECK(Refusal(r) == "");
+  }
+}
+
+TEST_CASE("a budget of nothing is refused, not planned with") {
+  CHECK(Contains(Refusal(Request(0)), "does not fit"));
+  CHECK(Contains(Refusal(Request(1)), "does not fit"));
+  CHECK(Contains(Refusal(Request(63'000'000)), "does not fit"));
+}
+
+TEST_CASE("the line of a plan is one line, and its table adds up") {
+  const Plan p = MakePlan(SmallModel(), Request(2'000'000'000));
+  CHECK_FALSE(Contains(p.Line(), "\n"));
+  CHECK(p.Line().size() < 240);
+  CHECK(p.Total() == p.base + p.dense + p.kv + p.scratch + p.slots);
+  for (const char* part : {"budget", "dense weights", "KV", "scratch", "expert slots", "total"}) {
+    CHECK(Contains(p.Table(), part));
+  }
+}
+
+TEST_CASE("sizes have three digits and a unit") {
+  CHECK(SizeText(0) == "0 kB");
+  CHECK(SizeText(98'304) == "98 kB");
+  CHECK(SizeText(999'499) == "999 kB");
+  CHECK(SizeText(999'600) == "1.00 MB");
+  CHECK(SizeText(12'040'000) == "12.0 MB");
+  CHECK(SizeText(777'700'000) == "778 MB");
+  CHECK(SizeText(21'300'000'000) == "21.3 GB");
+  CHECK(SizeText(384'000'000'000) == "384 GB");
+  CHECK(SizeText(1'250'000'000'000) == "1.25 TB");
+}
+
+}  // namespace colibri
