@@ -89,8 +89,8 @@ Descriptor OpenOutput(const RunOptions& o, const Descriptor& input) {
   if (o.output == "-") return Descriptor(STDOUT_FILENO);
   Descriptor output(open(o.output.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
   if (output.Get() < 0) throw IoError(fmt::format("{}: {}", o.output, std::strerror(errno)));
-  struct stat in {
-  }, out{};
+  struct stat in {};
+  struct stat out {};
   if (input.Get() >= 0 && fstat(input.Get(), &in) == 0 && fstat(output.Get(), &out) == 0 &&
       S_ISREG(out.st_mode) && in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
     throw UsageError(fmt::format("-i and -o name the same file: {}", o.output));
@@ -332,9 +332,11 @@ int RunPrompts(const RunOptions& o) {
   }
   Descriptor input = OpenInput(o);
   PlanRequest request = PlanRequestOf(o);
-  request.answers =
-      input.Get() < 0 ? std::optional<uint64_t>(o.prompts.size()) : CountAnswers(input.Get());
-  if (o.plan && input.Get() < 0 && o.prompts.empty()) request.answers.reset();
+  if (input.Get() >= 0) {
+    request.answers = CountAnswers(input.Get());
+  } else if (!o.prompts.empty()) {
+    request.answers = o.prompts.size();
+  }
   const Plan plan = MakePlan(model, request);
   if (o.plan) {
     Print(plan.Table());

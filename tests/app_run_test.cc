@@ -317,11 +317,10 @@ TEST_CASE("a signal ends the run after the sweep, with 130 and whole records") {
 TEST_CASE("a signal while the input is awaited ends the run, and what is written stays") {
   const TempDir dir;
   const std::string out = dir.Path("out.jsonl");
-  RunningProgram program("colibri-run",
-                         With({"-i", "-", "-o", out, "--max-tokens", "2", "--progress", "json"}));
+  RunningProgram program("colibri-run", With({"-i", "-", "-o", out, "--max-tokens", "2"}), {},
+                         RunningProgram::Screen::kTerminal);
   program.Write("Hello\n");
-  // A figure that says so: the record itself goes to a file.
-  REQUIRE(program.WaitForErrors("\"lines_done\":1"));
+  REQUIRE(program.WaitForOutput("\033[K1/1"));
   program.Signal(SIGTERM);
   CHECK(program.Wait().exit_code == 130);
   CHECK(Records(Slurp(out)).size() == 1);

@@ -149,7 +149,8 @@ TEST_CASE("pipeline's JSON, CSV and Markdown hold the same figures") {
   CHECK(csv.exit_code == 0);
   const ProgramOutcome markdown = Bench(Pipeline({"--markdown"}));
   CHECK(markdown.exit_code == 0);
-  for (const auto& [name, figure] : report.items()) {
+  for (const auto& item : report.items()) {
+    const std::string& name = item.key();
     CAPTURE(name);
     CHECK(Contains(csv.out, "\"" + name + "\","));
     CHECK(Contains(markdown.out, "| " + name + " | "));
