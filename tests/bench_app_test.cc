@@ -203,7 +203,7 @@ TEST_CASE("make-model writes a model that runs, and refuses a folder that holds 
 }
 
 TEST_CASE("quality --json gives a perplexity for each KV type") {
-  const ProgramOutcome outcome = Bench({"quality", "-m", kModel, COLIBRI_SOURCE_DIR "/README.md",
+  const ProgramOutcome outcome = Bench({"quality", "-m", kModel, COLIBRI_SOURCE_DIR "/" "README.md",
                                         "--window", "64", "--max-windows", "2", "--json"});
   INFO(outcome.err);
   REQUIRE(outcome.exit_code == 0);
