@@ -108,18 +108,19 @@ uint64_t SlotBytes(const std::vector<SlotClass>& classes) {
   return bytes;
 }
 
+// Without drafts nothing asks for the experts of the MTP layer.
+bool Used(const Model& model, const Model::ExpertClass& c) {
+  return c.first_layer < model.Config().layers;
+}
+
 // By hand, or what fits into `room`: one slot of each class, then to every class its share.
 std::vector<SlotClass> SlotsFor(const Model& model, const PlanRequest& r, uint64_t room) {
   std::vector<SlotClass> classes;
   double ones = 0, more = 0;
-  const auto of_layers = [&](const Model::ExpertClass& c) {
-    // Without drafts nothing asks for the experts of the MTP layer.
-    return c.first_layer < model.Config().layers;
-  };
   for (const Model::ExpertClass& c : model.ExpertClasses()) {
     const auto bytes = static_cast<double>(c.slot_bytes);
     ones += bytes;
-    if (of_layers(c)) more += bytes * (c.experts - 1);
+    if (Used(model, c)) more += bytes * (c.experts - 1);
   }
   const double rest = std::max(0.0, static_cast<double>(room) - ones);
   const double share = more > 0 ? std::min(1.0, rest / more) : 0;
@@ -129,7 +130,7 @@ std::vector<SlotClass> SlotsFor(const Model& model, const PlanRequest& r, uint64
       count = *r.slot_count;
     } else if (r.slot_share) {
       count = std::ceil(*r.slot_share * c.experts);
-    } else if (of_layers(c)) {
+    } else if (Used(model, c)) {
       count = 1 + std::floor(share * (c.experts - 1));
     }
     count = std::clamp(count, 1.0, static_cast<double>(c.experts));
@@ -254,7 +255,9 @@ Plan MakePlan(const Model& model, const PlanRequest& r) {
   if (p.Total() > limit) DoesNotFit(model, r, p, page);
   grow_kv(limit - p.Total());
   for (const SlotClass& s : p.slot_classes) p.slot_total += s.count;
-  p.expert_total = model.ExpertCount();
+  for (const Model::ExpertClass& e : model.ExpertClasses()) {
+    p.expert_total += Used(model, e) || by_hand ? e.experts : 1;
+  }
   return p;
 }
 

@@ -37,8 +37,8 @@ struct Plan {
 
   int32_t threads = 1, frames = 1, rows = 0, sequences = 0, prefill_rows = 0, context = 0;
   int32_t kv_pages = 0, page_tokens = 0;
-  std::vector<SlotClass> slot_classes;  // as Model::ExpertClasses()
-  uint32_t slot_total = 0, expert_total = 0;
+  std::vector<SlotClass> slot_classes;        // as Model::ExpertClasses()
+  uint32_t slot_total = 0, expert_total = 0;  // equal: everything that is used is resident
 
   std::string Line() const;   // one line
   std::string Table() const;  // --plan

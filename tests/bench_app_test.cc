@@ -203,7 +203,10 @@ TEST_CASE("make-model writes a model that runs, and refuses a folder that holds 
 }
 
 TEST_CASE("quality --json gives a perplexity for each KV type") {
-  const ProgramOutcome outcome = Bench({"quality", "-m", kModel, COLIBRI_SOURCE_DIR "/" "README.md",
+  const TempDir dir;
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += "The ship had been eleven days out of Bristol. ";
+  const ProgramOutcome outcome = Bench({"quality", "-m", kModel, dir.Write("text.txt", text),
                                         "--window", "64", "--max-windows", "2", "--json"});
   INFO(outcome.err);
   REQUIRE(outcome.exit_code == 0);

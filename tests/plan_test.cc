@@ -164,6 +164,8 @@ TEST_CASE("experts of the MTP layer, which nothing asks for, take one slot") {
   const Plan p = MakePlan(SmallModel(), Request(20'000 * kMiB));
   CHECK(SmallModel().ExpertClasses()[1].first_layer == SmallModel().Config().layers);
   CHECK(p.slot_classes[1].count == 1);
+  CHECK(p.slot_total == 49);
+  CHECK(p.expert_total == 49);  // so that the line says: all of them
 }
 
 TEST_CASE("--slots gives each class that number or share, and never more than there are") {
