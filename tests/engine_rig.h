@@ -327,7 +327,9 @@ inline Outcome RunSequentially(const TestModel& m, const RunConfig& c, std::vect
 inline void CheckSameLines(const Outcome& got, const Outcome& expected,
                            const std::vector<uint64_t>& but = {}) {
   CHECK(got.records.size() == expected.records.size());
-  for (const auto& [line, record] : expected.records) {
+  for (const auto& entry : expected.records) {
+    const uint64_t line = entry.first;  // clang 14 captures no structured binding
+    const std::string& record = entry.second;
     if (std::find(but.begin(), but.end(), line) != but.end()) continue;
     const auto at = got.records.find(line);
     if (at == got.records.end()) {
