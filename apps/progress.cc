@@ -62,7 +62,9 @@ void Progress::Print(bool last) {
   const uint64_t known = stats.scheduler.lines_read;
   const bool all_known = !stats.scheduler.input_open;
   double left = -1;
-  if (all_known && totals.lines_done > 0) {
+  // Early on the finished lines are the short ones: they say little about the others.
+  const auto running = static_cast<uint64_t>(stats.scheduler.running);
+  if (all_known && totals.lines_done > 0 && totals.lines_done >= running) {
     left = seconds / static_cast<double>(totals.lines_done) *
            static_cast<double>(known - std::min(known, totals.lines_done));
   }
