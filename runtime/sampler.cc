@@ -2,6 +2,9 @@
 
 // The streaming state must live on the stack: its size is only known to the inlined form.
 #define XXH_INLINE_ALL
+#ifndef NDEBUG
+#define XXH_NO_INLINE_HINTS 1  // g++ -Og refuses what they demand
+#endif
 #include <xxhash.h>
 
 #include <algorithm>
