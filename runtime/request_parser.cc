@@ -13,6 +13,7 @@
 #include "runtime/chat_messages.h"
 #include "runtime/chat_template.h"
 #include "runtime/json_text.h"
+#include "runtime/text_hash.h"
 #include "runtime/tokenizer.h"
 #include "runtime/tool_calls.h"
 #include "runtime/utf8.h"
@@ -413,7 +414,23 @@ void CheckEnvelope(const Json& root) {
   }
 }
 
+// "" when there is none that is a string.
+std::string IdOf(const Json& root) {
+  if (!root.is_object()) return {};
+  const auto id = root.find("custom_id");
+  return id != root.end() && id->is_string() ? id->get<std::string>() : std::string();
+}
+
 }  // namespace
+
+std::string LineCustomId(std::string_view line, uint64_t number, InputFormat format) {
+  if (format == InputFormat::kLines) return fmt::format("line-{}", number);
+  try {
+    return IdOf(ParseJson(line));
+  } catch (const std::invalid_argument&) {
+    return {};
+  }
+}
 
 RequestParser::RequestParser(const Tokenizer& tokenizer, int32_t vocab, RequestDefaults defaults)
     : tokenizer_(&tokenizer), vocab_(vocab), defaults_(std::move(defaults)) {
@@ -428,6 +445,7 @@ RequestParser::RequestParser(const Tokenizer& tokenizer, int32_t vocab, RequestD
 ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
   ParsedLine out;
   out.line = number;
+  out.line_hash = HashText(line);
   try {
     Json root;
     try {
@@ -440,12 +458,11 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
       throw LineRefusal("invalid_request", "",
                         fmt::format("the line is a JSON {}, not an object", TypeName(root)));
     }
-    const auto id = root.find("custom_id");
-    if (id == root.end() || !id->is_string() || id->get_ref<const std::string&>().empty()) {
+    out.custom_id = IdOf(root);
+    if (out.custom_id.empty()) {
       throw LineRefusal("invalid_request", "custom_id",
                         "the line needs a custom_id that is a string and not empty");
     }
-    out.custom_id = id->get<std::string>();
     if (!ids_.Insert(out.custom_id)) {
       throw LineRefusal("duplicate_custom_id", "custom_id",
                         "an earlier line has the same custom_id");
@@ -459,6 +476,7 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
     if (model != body->end() && !model->is_null()) out.model = StringField("model", *model);
     out.request = BodyReader(*tokenizer_, vocab_, defaults_).Read(*body, IsChat(root, *body));
     out.request->line = number;
+    out.request->line_hash = out.line_hash;
     out.request->custom_id = out.custom_id;
   } catch (const LineRefusal& refusal) {
     out.error = refusal.error;
@@ -466,9 +484,14 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
   return out;
 }
 
+void RequestParser::Remember(std::string_view custom_id) {
+  if (!custom_id.empty()) ids_.Insert(custom_id);
+}
+
 ParsedLine RequestParser::ParseText(std::string_view prompt, uint64_t number) {
   ParsedLine out;
   out.line = number;
+  out.line_hash = HashText(prompt);
   out.custom_id = fmt::format("line-{}", number);
   try {
     if (prompt.empty()) throw LineRefusal("invalid_request", "", "the prompt is empty");
@@ -482,6 +505,7 @@ ParsedLine RequestParser::ParseText(std::string_view prompt, uint64_t number) {
     }
     out.request = BodyReader(*tokenizer_, vocab_, defaults_).ReadText(prompt);
     out.request->line = number;
+    out.request->line_hash = out.line_hash;
     out.request->custom_id = out.custom_id;
   } catch (const LineRefusal& refusal) {
     out.error = refusal.error;

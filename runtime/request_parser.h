@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/id_set.h"
+#include "runtime/line_source.h"
 #include "runtime/request.h"
 
 namespace colibri {
@@ -32,11 +33,16 @@ struct RequestDefaults {
 
 struct ParsedLine {
   uint64_t line = 0;
+  uint64_t line_hash = 0;          // HashText of the line; 0: it was not read
   std::string custom_id;           // "" when the line has none that can be read
   std::string model;               // what the body asks for; any name is served
   std::optional<Request> request;  // nullopt: `error` says why
   LineError error;
 };
+
+// The custom_id that Parse or ParseText finds in a line, without looking at the rest; "" when there
+// is none that can be read. Throws nothing but bad_alloc.
+std::string LineCustomId(std::string_view line, uint64_t number, InputFormat format);
 
 class RequestParser {
  public:
@@ -61,6 +67,10 @@ class RequestParser {
   // A plain line or -p: one user turn through the chat template, or with `raw` a completion.
   // custom_id is line-N.
   ParsedLine ParseText(std::string_view prompt, uint64_t number);
+
+  // An earlier line's custom_id that was not parsed here (its line is finished, or another process
+  // runs it): a later use of it is a second one. Lines are given in the order of the file.
+  void Remember(std::string_view custom_id);
 
  private:
   const Tokenizer* tokenizer_;
