@@ -4,18 +4,15 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
 #include "io/check.h"
-#include "io/error.h"
+#include "io/whole_file.h"
 
 namespace colibri {
 namespace {
@@ -47,16 +44,13 @@ class Digest {
 };
 
 void AddSmallFile(const std::string& path, Digest* digest) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) {
+  const std::optional<std::string> text = ReadWholeFile(path);
+  if (text) {
+    digest->Add(*text);
+  } else {
     // No file has this length: absent differs from empty.
     digest->Number(~uint64_t{0});
-    return;
   }
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) throw IoError(fmt::format("{}: {}", path, std::strerror(errno)));
-  digest->Add(text);
 }
 
 std::string Read(const FileTable& files, uint32_t file, uint64_t offset, uint64_t bytes) {

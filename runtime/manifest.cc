@@ -2,18 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "io/error.h"
-#include "io/replaced_file.h"
 #include "io/strict_json.h"
+#include "io/whole_file.h"
 
 namespace colibri {
 namespace {
@@ -68,17 +62,13 @@ void WriteManifest(const std::string& path, const Manifest& manifest) {
 }
 
 std::optional<Manifest> ReadManifest(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    if (errno == ENOENT) return {};
-    throw IoError(fmt::format("{}: {}", path, std::strerror(errno)));
-  }
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::optional<std::string> text = ReadWholeFile(path);
+  if (!text) return {};
   try {
     // Refuses what readers could understand differently; the order of options comes from the second
     // pass.
-    (void)ParseStrictJson(text, path);
-    const Json json = Json::parse(text);
+    (void)ParseStrictJson(*text, path);
+    const Json json = Json::parse(*text);
     if (json.at("colibri_manifest") != kLayout) {
       throw IoError(fmt::format("{}: of another version, {}", path,
                                 Printable(json["colibri_manifest"].dump())));

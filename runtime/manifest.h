@@ -41,7 +41,7 @@ struct Manifest {
 // Path of the manifest of an output file.
 std::string ManifestPath(const std::string& output);
 
-// Replaces the file durably (io/replaced_file.h). Throws IoError.
+// Replaces the file durably (io/whole_file.h). Throws IoError.
 void WriteManifest(const std::string& path, const Manifest& manifest);
 
 // nullopt: there is no such file. Throws IoError when it cannot be read or is no manifest.

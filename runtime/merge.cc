@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "io/error.h"
-#include "io/replaced_file.h"
+#include "io/whole_file.h"
 #include "runtime/finished_lines.h"
 #include "runtime/output_file.h"
 #include "runtime/record.h"

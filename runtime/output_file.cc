@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "io/error.h"
-#include "io/replaced_file.h"
+#include "io/whole_file.h"
 
 namespace colibri {
 namespace {

@@ -130,6 +130,7 @@ void OutputWriter::Sync() {
 
 void OutputWriter::Fail(const char* action, int error) {
   const std::lock_guard lock(mutex_);
+  if (state_ != State::kOk) return;
   if (error == EPIPE) {
     state_ = State::kReaderGone;
     return;

@@ -1,4 +1,4 @@
-#include "io/replaced_file.h"
+#include "io/whole_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -22,6 +22,24 @@ constexpr size_t kBuffer = size_t{1} << 20;
 }
 
 }  // namespace
+
+std::optional<std::string> ReadWholeFile(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0 && errno == ENOENT) return {};
+  if (fd < 0) Fail("opening", path, errno);
+  std::string text;
+  for (;;) {
+    const size_t old = text.size();
+    text.resize(old + kBuffer);
+    const ssize_t got = read(fd, text.data() + old, kBuffer);
+    const int error = errno;
+    text.resize(old + static_cast<size_t>(got > 0 ? got : 0));
+    if (got > 0 || (got < 0 && error == EINTR)) continue;
+    close(fd);
+    if (got < 0) Fail("reading", path, error);
+    return text;
+  }
+}
 
 void WriteAll(int fd, std::string_view bytes, const std::string& path) {
   while (!bytes.empty()) {

@@ -1,13 +1,17 @@
-// Files that are replaced as a whole or not at all, whatever ends the process or the machine: the
+// Small files read as a whole, and files that are replaced as a whole or not at all, whatever ends
+// the process or the machine: the
 // new bytes go to PATH.part, are synced, take the name, and the folder is synced. A leftover
 // PATH.part of a killed process is overwritten by the next one. Threads: one at a time a file.
 #pragma once
 
-#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
 namespace colibri {
+
+// The file's bytes; nullopt: there is no such file. Throws IoError.
+std::optional<std::string> ReadWholeFile(const std::string& path);
 
 // Writes all of `bytes`, going on after short writes and EINTR. Throws IoError that names `path`.
 void WriteAll(int fd, std::string_view bytes, const std::string& path);
