@@ -102,9 +102,13 @@ void ReplacedFile::Flush() {
   buffer_.clear();
 }
 
-void ReplacedFile::Commit() {
+void ReplacedFile::Sync() {
   Flush();
   SyncFile(fd_, part_);
+}
+
+void ReplacedFile::Commit() {
+  Sync();
   if (rename(part_.c_str(), path_.c_str()) != 0) Fail("renaming", part_, errno);
   committed_ = true;
   SyncFolderOf(path_);

@@ -34,6 +34,8 @@ class ReplacedFile {
 
   // Buffered. Throws IoError.
   void Append(std::string_view bytes);
+  // Everything appended so far is on the drive: what follows cannot find it full. Throws IoError.
+  void Sync();
   // Everything written, synced and named. Throws IoError; PATH is then as it was, unless only the
   // folder's sync failed.
   void Commit();

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <filesystem>
 #include <memory>
 #include <set>
 #include <utility>
@@ -230,19 +231,26 @@ MergeReport MergeOutputs(const MergeRequest& request,
   return Merger(request, write).Run();
 }
 
-MergeReport MergeIntoFile(const MergeRequest& request, const std::string& path) {
+MergeReport MergeIntoFile(const MergeRequest& request, const std::string& path, bool overwrite) {
+  for (const std::string& output : request.outputs) {
+    std::error_code none;
+    if (std::filesystem::equivalent(output, path, none)) {
+      throw UsageError(fmt::format("--merge: {} is to be read and written", path));
+    }
+  }
   // Locked, so that no run appends to what is replaced.
   OutputFile old(path);
   if (!old.Regular()) {
     return MergeOutputs(request, [&](std::string_view bytes) { WriteAll(old.Fd(), bytes, path); });
   }
+  if (old.Size() > 0 && !overwrite) {
+    throw UsageError(fmt::format("{} exists and is not empty: --overwrite replaces it", path));
+  }
   MergeReport report;
   try {
-    old.Replace([&](const OutputFile::Append& append) {
-      report = MergeOutputs(request, append);
-      // Before the records get their name: what has records has a manifest.
-      WriteManifest(ManifestPath(path), report.manifest);
-    });
+    old.Replace([&](const OutputFile::Append& append) { report = MergeOutputs(request, append); },
+                // What has records has a manifest.
+                [&] { WriteManifest(ManifestPath(path), report.manifest); });
   } catch (...) {
     old.Discard();
     throw;

@@ -42,7 +42,8 @@ inline constexpr size_t kMaxMissing = 20;
 MergeReport MergeOutputs(const MergeRequest& request,
                          const std::function<void(std::string_view)>& write);
 
-// The same into a file, whole or not at all, with its manifest beside it.
-MergeReport MergeIntoFile(const MergeRequest& request, const std::string& path);
+// The same into a file, whole or not at all, with its manifest beside it. Throws UsageError also if
+// `path` is one of the outputs, or is not empty and `overwrite` is false.
+MergeReport MergeIntoFile(const MergeRequest& request, const std::string& path, bool overwrite);
 
 }  // namespace colibri

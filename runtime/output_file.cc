@@ -140,7 +140,8 @@ void OutputFile::Empty() {
 }
 
 // The lock belongs to the file, not to its name: the new one is locked before it takes the name.
-void OutputFile::Replace(const std::function<void(const Append&)>& write) {
+void OutputFile::Replace(const std::function<void(const Append&)>& write,
+                         const std::function<void()>& before_named) {
   // A link is followed, so that the file it points to is replaced and not the link.
   std::error_code error;
   const std::string target = std::filesystem::canonical(path_, error).string();
@@ -150,6 +151,10 @@ void OutputFile::Replace(const std::function<void(const Append&)>& write) {
     Fail("locking", target + ".part", failed);
   }
   write([&file](std::string_view bytes) { file.Append(bytes); });
+  if (before_named) {
+    file.Sync();
+    before_named();
+  }
   const int fd = file.CommitAndRelease();
   close(fd_);
   fd_ = fd;

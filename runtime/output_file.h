@@ -55,10 +55,12 @@ class OutputFile {
   // nothing; does nothing if it is in order. 24 bytes a record. Mended files only. Throws IoError.
   void SortByLine();
 
-  // Replaces the whole file by what `write` appends, all or nothing. Whatever `write` throws leaves
-  // it as it was. Throws IoError.
+  // Replaces the whole file by what `write` appends, all or nothing. `before_named` is called when
+  // the new bytes are on the drive and have not taken the file's name yet. Whatever either throws
+  // leaves the file as it was. Throws IoError.
   using Append = std::function<void(std::string_view)>;
-  void Replace(const std::function<void(const Append&)>& write);
+  void Replace(const std::function<void(const Append&)>& write,
+               const std::function<void()>& before_named = {});
 
  private:
   std::string path_;

@@ -211,7 +211,7 @@ TEST_CASE("a merged file has a manifest of its own and can be resumed") {
   shards.AddShard(Answer(5), 0);
   shards.AddShard(Answer(4), 1);
   const std::string path = shards.Dir().Path("merged");
-  MergeIntoFile(shards.Request(), path);
+  MergeIntoFile(shards.Request(), path, false);
   CHECK(ReadWhole(path) == Answer(4) + Answer(5));
   const auto manifest = colibri::ReadManifest(ManifestPath(path));
   REQUIRE(manifest.has_value());
@@ -224,13 +224,26 @@ TEST_CASE("a merge that is refused or finds the drive full leaves the old file")
   const std::string path = shards.Dir().Write("merged", "old");
   {
     const colibri::FileSizeLimit full(100);
-    CHECK_THROWS_AS(MergeIntoFile(shards.Request(), path), IoError);
+    CHECK_THROWS_AS(MergeIntoFile(shards.Request(), path, true), IoError);
   }
+  CHECK_FALSE(fs::exists(ManifestPath(path)));
   CHECK(ReadWhole(path) == "old");
   CHECK_FALSE(fs::exists(path + ".part"));
   shards.Add(Answer(2, 200, "other"));
-  CHECK_THROWS_AS(MergeIntoFile(shards.Request(), path), UsageError);
+  CHECK_THROWS_AS(MergeIntoFile(shards.Request(), path, true), UsageError);
   CHECK(ReadWhole(path) == "old");
-  CHECK_THROWS_AS(MergeIntoFile(shards.Request(), shards.Dir().Path("new")), UsageError);
+  CHECK_THROWS_AS(MergeIntoFile(shards.Request(), shards.Dir().Path("new"), false), UsageError);
   CHECK_FALSE(fs::exists(shards.Dir().Path("new")));
+}
+
+TEST_CASE("a merge replaces answers only when told so, and never one of its own inputs") {
+  Shards shards;
+  shards.Add(Answer(1));
+  const std::string path = shards.Dir().Write("merged", "old");
+  CHECK_THROWS_AS(MergeIntoFile(shards.Request(), path, false), UsageError);
+  CHECK(ReadWhole(path) == "old");
+  CHECK_THROWS_AS(MergeIntoFile(shards.Request(), shards.Output(0), true), UsageError);
+  CHECK(ReadWhole(shards.Output(0)) == Answer(1));
+  MergeIntoFile(shards.Request(), path, true);
+  CHECK(ReadWhole(path) == Answer(1));
 }
