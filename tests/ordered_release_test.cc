@@ -30,7 +30,7 @@ TEST_CASE("records leave in the order of their lines whatever order they end in"
   do {
     Emitted out;
     OrderedRelease release(out.Into(), kNone);
-    for (const uint64_t line : {2, 3, 5, 7, 11}) release.Expect(line);
+    for (const uint64_t line : {2u, 3u, 5u, 7u, 11u}) release.Expect(line);
     for (const uint64_t line : order) {
       release.Finish(line, std::to_string(line) + ",", static_cast<uint32_t>(line));
     }
@@ -60,7 +60,7 @@ TEST_CASE("only what is ahead of its turn waits, and its sequence is free at onc
 TEST_CASE("beyond the memory for waiting records their sequences wait with them") {
   Emitted out;
   OrderedRelease release(out.Into(), kNone, 10);
-  for (const uint64_t line : {1, 2, 3}) release.Expect(line);
+  for (const uint64_t line : {1u, 2u, 3u}) release.Expect(line);
   release.Finish(2, "12345678", 20);
   release.Finish(3, "abc", 30);
   CHECK(out.tokens == std::vector<uint32_t>{20});
@@ -72,7 +72,7 @@ TEST_CASE("beyond the memory for waiting records their sequences wait with them"
 TEST_CASE("an interrupted run gives out what is finished, gaps left out") {
   Emitted out;
   OrderedRelease release(out.Into(), kNone);
-  for (const uint64_t line : {1, 2, 3, 4}) release.Expect(line);
+  for (const uint64_t line : {1u, 2u, 3u, 4u}) release.Expect(line);
   release.Finish(4, "4", 4);
   release.Finish(2, "2", 2);
   release.Flush();
