@@ -18,10 +18,10 @@
 #include "io/error.h"
 #include "io/whole_file.h"
 #include "runtime/finished_lines.h"
+#include "runtime/line_id.h"
 #include "runtime/output_file.h"
 #include "runtime/record.h"
 #include "runtime/record_reader.h"
-#include "runtime/request_parser.h"
 #include "runtime/resume.h"
 #include "runtime/text_hash.h"
 

@@ -1,8 +1,10 @@
 #include "runtime/prompt_source.h"
 
 #include <fmt/format.h>
+
 #include <utility>
 
+#include "runtime/line_id.h"
 #include "runtime/text_hash.h"
 
 namespace colibri {

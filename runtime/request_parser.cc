@@ -13,6 +13,7 @@
 #include "runtime/chat_messages.h"
 #include "runtime/chat_template.h"
 #include "runtime/json_text.h"
+#include "runtime/line_id.h"
 #include "runtime/text_hash.h"
 #include "runtime/tokenizer.h"
 #include "runtime/tool_calls.h"
@@ -414,23 +415,7 @@ void CheckEnvelope(const Json& root) {
   }
 }
 
-// "" when there is none that is a string.
-std::string IdOf(const Json& root) {
-  if (!root.is_object()) return {};
-  const auto id = root.find("custom_id");
-  return id != root.end() && id->is_string() ? id->get<std::string>() : std::string();
-}
-
 }  // namespace
-
-std::string LineCustomId(std::string_view line, uint64_t number, InputFormat format) {
-  if (format == InputFormat::kLines) return fmt::format("line-{}", number);
-  try {
-    return IdOf(ParseJson(line));
-  } catch (const std::invalid_argument&) {
-    return {};
-  }
-}
 
 RequestParser::RequestParser(const Tokenizer& tokenizer, int32_t vocab, RequestDefaults defaults)
     : tokenizer_(&tokenizer), vocab_(vocab), defaults_(std::move(defaults)) {
@@ -458,7 +443,7 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
       throw LineRefusal("invalid_request", "",
                         fmt::format("the line is a JSON {}, not an object", TypeName(root)));
     }
-    out.custom_id = IdOf(root);
+    out.custom_id = CustomIdOf(root);
     if (out.custom_id.empty()) {
       throw LineRefusal("invalid_request", "custom_id",
                         "the line needs a custom_id that is a string and not empty");
@@ -482,10 +467,6 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
     out.error = refusal.error;
   }
   return out;
-}
-
-void RequestParser::Remember(std::string_view custom_id) {
-  if (!custom_id.empty()) ids_.Insert(custom_id);
 }
 
 ParsedLine RequestParser::ParseText(std::string_view prompt, uint64_t number) {

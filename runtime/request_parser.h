@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "runtime/id_set.h"
-#include "runtime/line_source.h"
 #include "runtime/request.h"
 
 namespace colibri {
@@ -40,10 +39,6 @@ struct ParsedLine {
   LineError error;
 };
 
-// The custom_id that Parse or ParseText finds in a line, without looking at the rest; "" when there
-// is none that can be read. Throws nothing but bad_alloc.
-std::string LineCustomId(std::string_view line, uint64_t number, InputFormat format);
-
 class RequestParser {
  public:
   // The tokenizer outlives the parser. Ids of token-id prompts must be below `vocab` and known to
@@ -70,7 +65,9 @@ class RequestParser {
 
   // An earlier line's custom_id that was not parsed here (its line is finished, or another process
   // runs it): a later use of it is a second one. Lines are given in the order of the file.
-  void Remember(std::string_view custom_id);
+  void Remember(std::string_view custom_id) {
+    if (!custom_id.empty()) ids_.Insert(custom_id);
+  }
 
  private:
   const Tokenizer* tokenizer_;

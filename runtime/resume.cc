@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "io/error.h"
-#include "runtime/request_parser.h"
+#include "runtime/line_id.h"
 #include "runtime/text_hash.h"
 
 namespace colibri {

@@ -140,7 +140,7 @@ TEST_CASE("manifests that differ refuse the merge by name and value") {
   Shards shards;
   shards.Add(Answer(1));
   Manifest other = TestManifest();
-  other.options[1].second = "7";
+  other.options[1] = {"seed", "7"};
   shards.Add(Answer(2), other);
   Has(shards.Refused(), "come from different runs\n  seed: was 0, is 7");
 }

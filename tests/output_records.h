@@ -1,13 +1,13 @@
 // Records as tests of resuming, sorting and merging need them, and a drive that is full.
 #pragma once
 
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/resource.h>
 
 #include <cstdint>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "runtime/manifest.h"
@@ -18,14 +18,11 @@ namespace colibri {
 // The record of input line `line`, whose text is `text`, line feed included. id "": null.
 inline std::string TestRecord(uint64_t line, const std::string& text, const std::string& id,
                               int status = 200, const std::string& answer = "a") {
-  const nlohmann::ordered_json record = {
-      {"id", "batch_req_1"},
-      {"custom_id", id.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(id)},
-      {"line", line},
-      {"line_hash", HexOf(HashText(text))},
-      {"response", {{"status_code", status}, {"body", {{"choices", {answer}}}}}},
-      {"error", nullptr}};
-  return record.dump() + "\n";
+  return fmt::format(R"({{"id":"batch_req_1","custom_id":{},"line":{},"line_hash":"{}","response":)"
+                     R"({{"status_code":{},"body":{{"choices":["{}"]}}}},"error":null}})"
+                     "\n",
+                     id.empty() ? "null" : '"' + id + '"', line, HexOf(HashText(text)), status,
+                     answer);
 }
 
 inline Manifest TestManifest() {
