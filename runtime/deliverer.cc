@@ -48,7 +48,7 @@ void Deliverer::Count(bool failed) {
 std::string Deliverer::Record(const LineState& line, const LineFigures& figures) const {
   if (line.error) {
     return BuildErrorRecord(line.request.line, line.request.custom_id, *line.error,
-                            options_.context);
+                            options_.context, line.request.line_hash);
   }
   return BuildRecord(line.request, line.finished, figures, options_.context);
 }

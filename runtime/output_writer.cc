@@ -91,7 +91,9 @@ void OutputWriter::Write(const std::string& record) {
       pollfd room{options_.fd, POLLOUT, 0};
       poll(&room, 1, -1);
     } else if (errno != EINTR) {
-      Fail("writing", errno);
+      const int error = errno;
+      TakeBack(done);
+      Fail("writing", error);
       return;
     }
   }
@@ -99,6 +101,21 @@ void OutputWriter::Write(const std::string& record) {
     unsynced_ = true;
     next_sync_ = std::chrono::steady_clock::now() + options_.sync_interval;
   }
+}
+
+// Cuts off the first bytes of a record whose rest could not be written, unless someone else has
+// appended behind them.
+void OutputWriter::TakeBack(size_t bytes) {
+  if (!regular_ || bytes == 0) return;
+  struct stat info {};
+  const off_t end = lseek(options_.fd, 0, SEEK_CUR);
+  if (end < static_cast<off_t>(bytes) || fstat(options_.fd, &info) != 0 || info.st_size != end) {
+    return;
+  }
+  const off_t whole = end - static_cast<off_t>(bytes);
+  if (ftruncate(options_.fd, whole) != 0) return;  // the next start cuts it off (output_file.h)
+  lseek(options_.fd, whole, SEEK_SET);
+  unsynced_ = true;
 }
 
 void OutputWriter::Sync() {
@@ -113,6 +130,7 @@ void OutputWriter::Sync() {
 
 void OutputWriter::Fail(const char* action, int error) {
   const std::lock_guard lock(mutex_);
+  if (state_ != State::kOk) return;
   if (error == EPIPE) {
     state_ = State::kReaderGone;
     return;
@@ -120,6 +138,7 @@ void OutputWriter::Fail(const char* action, int error) {
   state_ = State::kFailed;
   error_ = fmt::format("{} {} failed: {}", action, options_.name,
                        std::generic_category().message(error));
+  if (!options_.advice.empty()) error_ += "; " + options_.advice;
 }
 
 }  // namespace colibri

@@ -1,10 +1,11 @@
 // The one thread that writes finished records: each with one write(2), synced to the drive at
 // intervals, so that a crash of the process loses nothing written and one of the machine at most
-// the interval. Owns the thread and the queue, not the descriptor. Workers never wait for output:
-// the queue holds each sequence object at most once, and a sequence is free again only when its
-// record is written, which is the back-pressure. Records leave in the order they came; what puts
-// them in another order belongs before Push. Threads: Push, GetState and Error from any thread;
-// Finish from one, once nothing is pushed any more.
+// the interval. A record that does not fit on the drive is taken back, so that a regular file ends
+// with a whole one. Owns the thread and the queue, not the descriptor. Workers never wait for
+// output: the queue holds each sequence object at most once, and a sequence is free again only when
+// its record is written, which is the back-pressure. Records leave in the order they came; what
+// puts them in another order belongs before Push. Threads: Push, GetState and Error from any
+// thread; Finish from one, once nothing is pushed any more.
 #pragma once
 
 #include <chrono>
@@ -29,6 +30,7 @@ class OutputWriter {
   struct Options {
     int fd = 1;
     std::string name = "standard output";           // for messages
+    std::string advice;                             // ends the message of a failed write
     std::chrono::milliseconds sync_interval{5000};  // regular files only
     // Called on the output thread once the record pushed with `token` has been written, or dropped
     // because an earlier one could not be. Must not call the writer. GetState() is up to date by
@@ -56,6 +58,7 @@ class OutputWriter {
   };
   void Run();
   void Write(const std::string& record);
+  void TakeBack(size_t bytes);
   void Sync();
   void Fail(const char* action, int error);
 

@@ -4,6 +4,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <utility>
+
+#include "runtime/line_id.h"
+#include "runtime/text_hash.h"
+
 namespace colibri {
 namespace {
 
@@ -52,37 +57,63 @@ bool PromptSource::Buffered() const {
 
 RequestSource::Next PromptSource::TryNext(Request* request, std::optional<LineError>* error) {
   if (options_.fd < 0) {
-    if (next_prompt_ == options_.prompts.size()) return Next::kEnd;
-    const std::string& prompt = options_.prompts[next_prompt_++];
-    return Parsed(parser_.ParseText(prompt, next_prompt_), request, error);
-  }
-  uint64_t number = 0;
-  switch (lines_.TryNext(&line_, &number)) {
-    case LineSource::Next::kAgain:
-      return Next::kAgain;
-    case LineSource::Next::kEnd:
-      return Next::kEnd;
-    case LineSource::Next::kError:
-      error_ = lines_.Error();
-      return Next::kEnd;
-    case LineSource::Next::kTooLong: {
-      ParsedLine line;
-      line.line = number;
-      line.error = {400, "line_too_long",
-                    fmt::format("line {} is longer than {} bytes", number, LineSource::kMaxLine),
-                    ""};
-      return Parsed(std::move(line), request, error);
+    while (next_prompt_ < options_.prompts.size()) {
+      const std::string& prompt = options_.prompts[next_prompt_++];
+      if (Skipped(next_prompt_, HashText(prompt), &prompt)) continue;
+      return Parsed(parser_.ParseText(prompt, next_prompt_), request, error);
     }
-    case LineSource::Next::kLine:
-      break;
+    return End();
   }
-  if (!options_.format) {
-    options_.format = FormatFromLine(line_);
-    if (options_.on_format) options_.on_format(*options_.format);
+  for (;;) {
+    uint64_t number = 0;
+    switch (lines_.TryNext(&line_, &number)) {
+      case LineSource::Next::kAgain:
+        return Next::kAgain;
+      case LineSource::Next::kEnd:
+        return End();
+      case LineSource::Next::kError:
+        error_ = lines_.Error();
+        return Next::kEnd;
+      case LineSource::Next::kTooLong: {
+        if (Skipped(number, 0, nullptr)) continue;
+        ParsedLine line;
+        line.line = number;
+        line.error = {400, "line_too_long",
+                      fmt::format("line {} is longer than {} bytes", number, LineSource::kMaxLine),
+                      ""};
+        return Parsed(std::move(line), request, error);
+      }
+      case LineSource::Next::kLine:
+        break;
+    }
+    if (!options_.format) {
+      options_.format = FormatFromLine(line_);
+      if (options_.on_format) options_.on_format(*options_.format);
+    }
+    if (Skipped(number, HashText(line_), &line_)) continue;
+    return Parsed(*options_.format == InputFormat::kJsonl ? parser_.Parse(line_, number)
+                                                          : parser_.ParseText(line_, number),
+                  request, error);
   }
-  return Parsed(*options_.format == InputFormat::kJsonl ? parser_.Parse(line_, number)
-                                                        : parser_.ParseText(line_, number),
-                request, error);
+}
+
+// `line`: nullptr for one too long to be read.
+bool PromptSource::Skipped(uint64_t number, uint64_t line_hash, const std::string* line) {
+  if (options_.filter == nullptr || !options_.filter->MaySkip(number)) return false;
+  const bool jsonl = options_.fd >= 0 && options_.format == InputFormat::kJsonl;
+  std::string id;
+  if (line != nullptr) {
+    id = LineCustomId(*line, number, jsonl ? InputFormat::kJsonl : InputFormat::kLines);
+  }
+  if (options_.filter->Runs({number, line_hash, id})) return false;
+  if (jsonl) parser_.Remember(id);
+  return true;
+}
+
+RequestSource::Next PromptSource::End() {
+  if (!ended_ && options_.filter != nullptr) options_.filter->AtEnd();
+  ended_ = true;
+  return Next::kEnd;
 }
 
 RequestSource::Next PromptSource::Parsed(ParsedLine line, Request* request,
@@ -97,6 +128,7 @@ RequestSource::Next PromptSource::Parsed(ParsedLine line, Request* request,
     *error = std::move(line.error);
   }
   request->line = line.line;
+  request->line_hash = line.line_hash;
   request->custom_id = line.custom_id;
   return Next::kRequest;
 }

@@ -11,6 +11,7 @@
 
 #include "runtime/line_source.h"
 #include "runtime/request_parser.h"
+#include "runtime/resume.h"
 #include "runtime/scheduler.h"
 
 namespace colibri {
@@ -29,6 +30,8 @@ class PromptSource final : public RequestSource {
     std::function<void(InputFormat)> on_format;
     std::function<void(const std::string& asked)> on_other_model;
     std::string our_model;
+    // Lines that are not run get no request; nullptr: all are run. Outlives the source.
+    LineFilter* filter = nullptr;
   };
 
   PromptSource(Options options, RequestParser& parser)
@@ -41,13 +44,15 @@ class PromptSource final : public RequestSource {
   const std::string& Error() const { return error_; }
 
  private:
+  bool Skipped(uint64_t number, uint64_t line_hash, const std::string* line);
+  Next End();
   Next Parsed(ParsedLine line, Request* request, std::optional<LineError>* error);
 
   Options options_;
   RequestParser& parser_;
   LineSource lines_;
   size_t next_prompt_ = 0;
-  bool told_model_ = false;
+  bool told_model_ = false, ended_ = false;
   std::string line_;
   std::string error_;
 };

@@ -1,7 +1,6 @@
 #include "runtime/record.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "runtime/text_assembler.h"
+#include "runtime/text_hash.h"
 #include "runtime/tokenizer.h"
 #include "runtime/tool_calls.h"
 #include "runtime/utf8.h"
@@ -40,7 +40,7 @@ std::string HashHex(std::initializer_list<std::string_view> texts) {
     bytes += fmt::format("{}:", text.size());
     bytes += text;
   }
-  return fmt::format("{:016x}", XXH3_64bits(bytes.data(), bytes.size()));
+  return HexOf(HashText(bytes));
 }
 
 std::string TokenText(const Tokenizer& tokenizer, int32_t id) {
@@ -247,13 +247,14 @@ std::string BuildRecord(const Request& request, std::span<const Choice> choices,
       {{"id", "batch_req_" + id},
        {"custom_id", request.custom_id},
        {"line", request.line},
+       {"line_hash", HexOf(request.line_hash)},
        {"response", {{"status_code", 200}, {"request_id", "req_" + id}, {"body", std::move(body)}}},
        {"error", nullptr},
        {"x_colibri", Figures(request, figures, context, &built)}});
 }
 
 std::string BuildErrorRecord(uint64_t line, const std::string& custom_id, const LineError& error,
-                             const RecordContext& context) {
+                             const RecordContext& context, uint64_t line_hash) {
   // A line without an id is known by its number.
   const std::string id = custom_id.empty()
                              ? HashHex({context.run_id, "line", fmt::format("{}", line)})
@@ -268,6 +269,7 @@ std::string BuildErrorRecord(uint64_t line, const std::string& custom_id, const 
       {{"id", "batch_req_" + id},
        {"custom_id", custom_id.empty() ? Json(nullptr) : Json(custom_id)},
        {"line", line},
+       {"line_hash", HexOf(line_hash)},
        {"response", {{"status_code", error.status}, {"request_id", "req_" + id}, {"body", body}}},
        {"error", {{"code", error.code}, {"message", error.message}}},
        {"x_colibri", {{"simd", context.simd_target}, {"engine", context.engine_version}}}});

@@ -38,19 +38,20 @@ ChoiceText TextOf(const Request& request, const Choice& choice, const Tokenizer&
 // "stop_token", "stop_string", "length", "degenerate"; "none" for a choice that has not ended.
 const char* StopCauseName(StopCause cause);
 
-// The record of a line that ended well, '\n' included. In `choices`: OpenAI's message (content,
-// reasoning_content, null unless the prompt ended inside <think>; tool_calls when there are any;
-// content null beside calls without text) or a completion's text; finish_reason stop, length or
-// tool_calls; logprobs when asked for, one entry a token, the end token included. usage counts end
-// tokens too, as completion_tokens is what was generated; it sums over the choices. A token whose
-// bytes are no UTF-8 is written "bytes:\xNN..." in logprobs. No number is NaN or infinite: null.
+// The record of a line that ended well, '\n' included. `line_hash` is HexOf the request's. In
+// `choices`: OpenAI's message (content, reasoning_content, null unless the prompt ended inside
+// <think>; tool_calls when there are any; content null beside calls without text) or a completion's
+// text; finish_reason stop, length or tool_calls; logprobs when asked for, one entry a token, the
+// end token included. usage counts end tokens too, as completion_tokens is what was generated; it
+// sums over the choices. A token whose bytes are no UTF-8 is written "bytes:\xNN..." in logprobs.
+// No number is NaN or infinite: null.
 std::string BuildRecord(const Request& request, std::span<const Choice> choices,
                         const LineFigures& figures, const RecordContext& context);
 
 // The record of a line that failed: status and error object in the response, code and message in
 // `error` as well, since readers look at either. custom_id "" becomes null.
 std::string BuildErrorRecord(uint64_t line, const std::string& custom_id, const LineError& error,
-                             const RecordContext& context);
+                             const RecordContext& context, uint64_t line_hash = 0);
 
 // The part of a record that is the bytes of its line, as one JSON text; for comparisons.
 std::string LineBytes(const std::string& record);

@@ -27,7 +27,8 @@ struct Sampling {
 };
 
 struct Request {
-  uint64_t line = 0;  // physical line, from 1
+  uint64_t line = 0;       // physical line, from 1
+  uint64_t line_hash = 0;  // HashText of the line; 0 for one too long to be read
   std::string custom_id;
   bool chat = true;       // chat.completion, else text_completion
   bool loop_stop = true;  // end a line that repeats itself

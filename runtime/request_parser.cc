@@ -13,6 +13,8 @@
 #include "runtime/chat_messages.h"
 #include "runtime/chat_template.h"
 #include "runtime/json_text.h"
+#include "runtime/line_id.h"
+#include "runtime/text_hash.h"
 #include "runtime/tokenizer.h"
 #include "runtime/tool_calls.h"
 #include "runtime/utf8.h"
@@ -428,6 +430,7 @@ RequestParser::RequestParser(const Tokenizer& tokenizer, int32_t vocab, RequestD
 ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
   ParsedLine out;
   out.line = number;
+  out.line_hash = HashText(line);
   try {
     Json root;
     try {
@@ -440,12 +443,11 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
       throw LineRefusal("invalid_request", "",
                         fmt::format("the line is a JSON {}, not an object", TypeName(root)));
     }
-    const auto id = root.find("custom_id");
-    if (id == root.end() || !id->is_string() || id->get_ref<const std::string&>().empty()) {
+    out.custom_id = CustomIdOf(root);
+    if (out.custom_id.empty()) {
       throw LineRefusal("invalid_request", "custom_id",
                         "the line needs a custom_id that is a string and not empty");
     }
-    out.custom_id = id->get<std::string>();
     if (!ids_.Insert(out.custom_id)) {
       throw LineRefusal("duplicate_custom_id", "custom_id",
                         "an earlier line has the same custom_id");
@@ -459,6 +461,7 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
     if (model != body->end() && !model->is_null()) out.model = StringField("model", *model);
     out.request = BodyReader(*tokenizer_, vocab_, defaults_).Read(*body, IsChat(root, *body));
     out.request->line = number;
+    out.request->line_hash = out.line_hash;
     out.request->custom_id = out.custom_id;
   } catch (const LineRefusal& refusal) {
     out.error = refusal.error;
@@ -469,6 +472,7 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
 ParsedLine RequestParser::ParseText(std::string_view prompt, uint64_t number) {
   ParsedLine out;
   out.line = number;
+  out.line_hash = HashText(prompt);
   out.custom_id = fmt::format("line-{}", number);
   try {
     if (prompt.empty()) throw LineRefusal("invalid_request", "", "the prompt is empty");
@@ -482,6 +486,7 @@ ParsedLine RequestParser::ParseText(std::string_view prompt, uint64_t number) {
     }
     out.request = BodyReader(*tokenizer_, vocab_, defaults_).ReadText(prompt);
     out.request->line = number;
+    out.request->line_hash = out.line_hash;
     out.request->custom_id = out.custom_id;
   } catch (const LineRefusal& refusal) {
     out.error = refusal.error;

@@ -32,6 +32,7 @@ struct RequestDefaults {
 
 struct ParsedLine {
   uint64_t line = 0;
+  uint64_t line_hash = 0;          // HashText of the line; 0: it was not read
   std::string custom_id;           // "" when the line has none that can be read
   std::string model;               // what the body asks for; any name is served
   std::optional<Request> request;  // nullopt: `error` says why
@@ -61,6 +62,12 @@ class RequestParser {
   // A plain line or -p: one user turn through the chat template, or with `raw` a completion.
   // custom_id is line-N.
   ParsedLine ParseText(std::string_view prompt, uint64_t number);
+
+  // An earlier line's custom_id that was not parsed here (its line is finished, or another process
+  // runs it): a later use of it is a second one. Lines are given in the order of the file.
+  void Remember(std::string_view custom_id) {
+    if (!custom_id.empty()) ids_.Insert(custom_id);
+  }
 
  private:
   const Tokenizer* tokenizer_;

@@ -31,6 +31,20 @@ Scheduler::Scheduler(const SchedulerOptions& options, const Tokenizer& tokenizer
   }
 }
 
+std::optional<LineError> LengthError(const Request& request, int32_t context) {
+  const size_t prompt = request.prompt.size();
+  const int64_t room = int64_t{context} - static_cast<int64_t>(prompt);
+  const int64_t limit = request.max_tokens > 0 ? request.max_tokens : room;
+  if (limit >= 1 && limit <= room) return {};
+  return LineError{
+      400, "context_length_exceeded",
+      fmt::format(
+          "the prompt has {} tokens and max_tokens is {}: together more than the context of {}",
+          prompt, request.max_tokens > 0 ? std::to_string(request.max_tokens) : "at least 1",
+          context),
+      ""};
+}
+
 bool Scheduler::TakeLine() {
   if (pending_ != nullptr) return true;
   if (!open_) return false;
@@ -74,19 +88,14 @@ void Scheduler::Admit(Sequence& s) {
   s.logprobs.clear();
   // A later choice's line may have got its error from the deliverer, who tells it once, at the end.
   if (s.choice == 0 && s.line->error) return Refuse(s, *s.line->error);
-  const int64_t room = int64_t{options_.context} - s.prompt;
-  const int64_t limit = request.max_tokens > 0 ? request.max_tokens : room;
-  if (limit < 1 || limit > room) {
-    LineError error{400, "context_length_exceeded", "", ""};
-    error.message = fmt::format(
-        "the prompt has {} tokens and max_tokens is {}: together more than the context of {}",
-        s.prompt, request.max_tokens > 0 ? std::to_string(request.max_tokens) : "at least 1",
-        options_.context);
+  if (auto error = LengthError(request, options_.context)) {
     // All choices of a line fail as one: the ones not yet given a sequence are not tried.
     s.line->open_choices = 1;
     pending_.reset();
-    return Refuse(s, error);
+    return Refuse(s, std::move(*error));
   }
+  const int64_t limit =
+      request.max_tokens > 0 ? request.max_tokens : int64_t{options_.context} - s.prompt;
   s.tokens.reserve(request.prompt.size() + static_cast<size_t>(limit));
   s.tokens = request.prompt;
   if (request.logprobs) s.logprobs.reserve(static_cast<size_t>(limit));

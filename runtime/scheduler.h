@@ -37,6 +37,9 @@ class RequestSource {
   virtual bool Buffered() const = 0;  // a line is there without polling
 };
 
+// The error of a line whose prompt and max_tokens exceed `context`; nullopt: it fits.
+std::optional<LineError> LengthError(const Request& request, int32_t context);
+
 struct SchedulerOptions {
   int32_t sequences = 1;
   int32_t rows = 1;                // of a frame

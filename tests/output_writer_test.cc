@@ -13,6 +13,9 @@
 #include <thread>
 #include <vector>
 
+#include "tests/output_records.h"
+
+using colibri::FileSizeLimit;
 using colibri::OutputWriter;
 using State = OutputWriter::State;
 
@@ -224,6 +227,42 @@ TEST_CASE("a full drive is an error with its reason, and sequences still come ba
   CHECK(writer.GetState() == State::kFailed);
   CHECK(writer.Error() == "writing the test's output failed: No space left on device");
   CHECK(writer.Finish() == State::kFailed);
+  close(fd);
+}
+
+TEST_CASE("a record that does not fit is taken back whole, and nothing is written after it") {
+  const int fd = TemporaryFile();
+  Taken taken;
+  auto options = To(fd, &taken);
+  options.advice = "make room and go on";
+  OutputWriter writer(options);
+  writer.Push("one record\n", 0);
+  taken.Wait(1);
+  {
+    const FileSizeLimit full(15);
+    writer.Push("two records\n", 1);
+    writer.Push("3\n", 2);
+    taken.Wait(3);
+  }
+  CHECK(writer.Finish() == State::kFailed);
+  CHECK(writer.Error() == "writing the test's output failed: File too large; make room and go on");
+  CHECK(Content(fd) == "one record\n");
+  close(fd);
+}
+
+TEST_CASE("what another process appended behind a half record is not cut off") {
+  const int fd = TemporaryFile();
+  REQUIRE(write(fd, "old\n", 4) == 4);
+  REQUIRE(pwrite(fd, "theirs\n", 7, 12) == 7);
+  Taken taken;
+  OutputWriter writer(To(fd, &taken));
+  {
+    const FileSizeLimit full(10);
+    writer.Push("our record\n", 0);
+    taken.Wait(1);
+  }
+  CHECK(writer.Finish() == State::kFailed);
+  CHECK(Content(fd) == std::string("old\nour re\0\0theirs\n", 19));
   close(fd);
 }
 

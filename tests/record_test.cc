@@ -47,6 +47,7 @@ RecordContext Context() {
 Request ChatRequest() {
   Request request;
   request.line = 7;
+  request.line_hash = 0xab;
   request.custom_id = "q-7";
   request.prompt = {1, 2, 3};
   request.effort = "none";
@@ -83,7 +84,8 @@ using Words = std::vector<std::string>;
 
 TEST_CASE("a record has OpenAI's batch shape, its keys in a fixed order") {
   const Json record = Record(ChatRequest(), {MakeChoice("Hello.", StopCause::kStopToken)});
-  CHECK(Keys(record) == Words{"id", "custom_id", "line", "response", "error", "x_colibri"});
+  CHECK(Keys(record) ==
+        Words{"id", "custom_id", "line", "line_hash", "response", "error", "x_colibri"});
   CHECK(Keys(record["response"]) == Words{"status_code", "request_id", "body"});
   const Json& body = record["response"]["body"];
   CHECK(Keys(body) == Words{"id", "object", "created", "model", "choices", "usage"});
@@ -93,6 +95,7 @@ TEST_CASE("a record has OpenAI's batch shape, its keys in a fixed order") {
         Words{"prompt_tokens", "completion_tokens", "total_tokens", "reasoning_tokens"});
   CHECK(record["custom_id"] == "q-7");
   CHECK(record["line"] == 7);
+  CHECK(record["line_hash"] == "00000000000000ab");
   CHECK(record["error"].is_null());
   CHECK(record["response"]["status_code"] == 200);
   CHECK(body["object"] == "chat.completion");
@@ -381,8 +384,10 @@ TEST_CASE("ids are a hash of run and custom_id") {
 
 TEST_CASE("a failed line has its status, an error body and the error beside it") {
   const LineError error{400, "unknown_field", "\"foo\" is \xC3\xA4 not known", "foo"};
-  const Json record = Parse(BuildErrorRecord(12, "q-12", error, Context()));
-  CHECK(Keys(record) == Words{"id", "custom_id", "line", "response", "error", "x_colibri"});
+  const Json record = Parse(BuildErrorRecord(12, "q-12", error, Context(), 0xab));
+  CHECK(Keys(record) ==
+        Words{"id", "custom_id", "line", "line_hash", "response", "error", "x_colibri"});
+  CHECK(record["line_hash"] == "00000000000000ab");
   CHECK(record["custom_id"] == "q-12");
   CHECK(record["line"] == 12);
   CHECK(record["response"]["status_code"] == 400);

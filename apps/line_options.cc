@@ -1,0 +1,50 @@
+#include "apps/line_options.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+namespace colibri {
+namespace {
+
+const char* OnOff(bool on) { return on ? "on" : "off"; }
+
+std::string FormatName(const RunOptions& options) {
+  if (!options.prompts.empty()) return "command line";
+  std::optional<InputFormat> format = options.input_format;
+  if (!format) format = FormatFromName(options.input);
+  // Then the first line decides, and a changed line is noticed by its hash.
+  if (!format) return "by the first line";
+  return *format == InputFormat::kJsonl ? "jsonl" : "lines";
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> LineOptions(const RunOptions& options,
+                                                             const GenerationDefaults& model,
+                                                             int32_t context) {
+  const RequestDefaults defaults = MakeRequestDefaults(options, model);
+  const Sampling& sampling = defaults.sampling;
+  const nlohmann::json stop = defaults.stop;
+  return {
+      {"input-format", FormatName(options)},
+      {"raw", OnOff(defaults.raw)},
+      {"parse-special", OnOff(defaults.parse_special)},
+      {"ctx-size", fmt::format("{}", context)},
+      {"temperature", fmt::format("{}", sampling.temperature)},
+      {"top-p", fmt::format("{}", sampling.top_p)},
+      {"top-k", fmt::format("{}", sampling.top_k)},
+      {"min-p", fmt::format("{}", sampling.min_p)},
+      {"seed", fmt::format("{}", sampling.seed)},
+      {"max-tokens", fmt::format("{}", defaults.max_tokens)},
+      {"stop", stop.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)},
+      {"thinking", OnOff(defaults.thinking)},
+      {"effort", defaults.effort},
+      {"loop-stop", OnOff(defaults.loop_stop)},
+      {"attention", options.dense_attention ? "dense" : "auto"},
+      {"activations", options.f32_activations ? "f32" : "auto"},
+      {"kv", options.f32_kv ? "f32" : "bf16"},
+  };
+}
+
+}  // namespace colibri

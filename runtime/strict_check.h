@@ -1,0 +1,31 @@
+// --strict: every line of a prompt file is parsed before the model is loaded, so that a file with
+// one bad line costs seconds and not a night. Threads: one.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/line_source.h"
+#include "runtime/request_parser.h"
+
+namespace colibri {
+
+struct StrictReport {
+  uint64_t lines = 0, bad = 0;
+  std::vector<std::string> problems;  // "line N: ...", the first kMaxProblems
+  // All of it as a message; for a UsageError.
+  std::string Text() const;
+};
+
+inline constexpr size_t kMaxProblems = 20;
+
+// Reads the file behind `fd` from beginning to end and sets the offset back. `parser` remembers the
+// ids: the run itself needs another one. `format`: nullopt as in PromptSource. `context`: what
+// prompt and max_tokens may have together. Throws UsageError for what cannot be read twice (a
+// pipe), IoError.
+StrictReport CheckAllLines(int fd, std::optional<InputFormat> format, RequestParser& parser,
+                           int32_t context);
+
+}  // namespace colibri
