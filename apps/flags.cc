@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "io/error.h"
@@ -17,6 +19,7 @@ namespace {
 
 constexpr const char* kUsage =
     "usage: colibri-run -m MODEL_DIR (-i FILE | -p TEXT) [-o FILE] [options]\n"
+    "       colibri-run --merge -i FILE [-o FILE] OUTPUT...\n"
     "       colibri-run --help\n";
 
 // A decimal number and what follows it; nullopt when there is none or it is negative.
@@ -54,6 +57,7 @@ class FlagSet {
     AddModel();
     AddInput();
     AddOutput();
+    AddMachines();
     AddSampling();
     AddMemory();
     AddPipeline();
@@ -68,8 +72,24 @@ class FlagSet {
   const std::string& InputFormatName() const { return input_format_; }
   const std::string& ThinkingName() const { return thinking_; }
 
+  // The first flag of the command line that --merge would ignore; "". The environment may hold what
+  // other runs need.
+  std::string IgnoredByMerge() {
+    for (const CLI::Option* option : app_.get_options()) {
+      const std::string name = option->get_name();
+      const std::string& environment = option->get_envname();
+      if (option->count() == 0 || kOfMerge.contains(name)) continue;
+      if (!environment.empty() && std::getenv(environment.c_str()) != nullptr) continue;
+      return name;
+    }
+    return {};
+  }
+
  private:
   using Strings = std::vector<std::string>;
+  static inline const std::set<std::string> kOfMerge = {
+      "--merge",  "--mixed-targets", "--model",   "--input", "--input-format",
+      "--output", "--overwrite",     "--version", "OUTPUT"};
 
   template <class T>
   CLI::Option* Value(const std::string& flags, T* into, const std::string& help) {
@@ -167,6 +187,8 @@ class FlagSet {
     Flag("--raw", &options_.raw, "Plain prompts are continued as they are, without chat template");
     Flag("--parse-special", &options_.parse_special,
          "Spellings of control tokens in prompts become these tokens");
+    Flag("--strict", &options_.strict,
+         "Check every line of the file first; refuse it if one cannot be answered");
   }
 
   void AddOutput() {
@@ -179,6 +201,11 @@ class FlagSet {
             {"jsonl", OutputFormat::kJsonl}},
            "auto: text for -p or a terminal, else one JSON object a line");
     Flag("--overwrite", &options_.overwrite, "Empty an output file that exists");
+    Flag("--resume", &options_.resume,
+         "Go on in an output file: only lines without an answer in it are run");
+    Flag("--retry-errors", &options_.retry_errors, "With --resume: run failed lines again");
+    Flag("--ordered", &options_.ordered,
+         "Answers in the order of the prompts (a file is sorted at the end)");
     Choice("--progress", &options_.progress,
            {{"auto", ProgressFormat::kAuto},
             {"bar", ProgressFormat::kBar},
@@ -186,6 +213,22 @@ class FlagSet {
             {"json", ProgressFormat::kJson},
             {"off", ProgressFormat::kOff}},
            "Progress on standard error; auto: a bar on a terminal, else a line every 5 s");
+  }
+
+  void AddMachines() {
+    group_ = "Several machines";
+    Parsed("--shard", "I/N", "a share such as 0/4, counted from 0",
+           "Run only every Nth line, from line I + 1 on; each process has its own -o",
+           [this](const std::string& text) {
+             const std::optional<LineShard> shard = ParseLineShard(text);
+             if (shard) options_.shard = *shard;
+             return shard.has_value();
+           });
+    Flag("--merge", &options_.merge,
+         "Put the outputs of all shards together in the order of -i; needs no model");
+    Flag("--mixed-targets", &options_.mixed_targets,
+         "With --merge: accept outputs of processors with different instruction sets");
+    app_.add_option("OUTPUT", options_.merge_files, "With --merge: the outputs")->group(group_);
   }
 
   void AddSampling() {
@@ -301,9 +344,39 @@ void RefuseIf(bool nonsense, const std::string& why) {
   if (nonsense) throw UsageError(why);
 }
 
+void CheckMerge(FlagSet& flags, const RunOptions& options) {
+  RefuseIf(options.input.empty() || options.input == "-",
+           "--merge needs the prompt file of the run: -i FILE");
+  RefuseIf(options.merge_files.empty(), "--merge: no outputs are given");
+  RefuseIf(options.output.empty(), "-o: an empty name is no file");
+  RefuseIf(options.overwrite && options.output == "-", "--overwrite is for an output file (-o)");
+  const std::string ignored = flags.IgnoredByMerge();
+  RefuseIf(!ignored.empty(), fmt::format("{} has no place in --merge", ignored));
+}
+
+// Going on, and shares of a file.
+void CheckOutputs(const FlagSet& flags, const RunOptions& options) {
+  RefuseIf(options.resume && options.output == "-",
+           "--resume is for an output file (-o): standard output cannot be read again");
+  RefuseIf(options.resume && options.overwrite,
+           "--resume goes on in the output and --overwrite empties it: give one of them");
+  RefuseIf(options.resume && options.output_format == OutputFormat::kText,
+           "--resume: text output cannot be resumed, --output-format jsonl can");
+  RefuseIf(options.retry_errors && !options.resume, "--retry-errors is for --resume");
+  RefuseIf(options.strict && !flags.Given("--input"), "--strict is for a prompt file (-i)");
+  RefuseIf(options.strict && options.input == "-",
+           "--strict reads the prompts twice: it needs a file, not standard input");
+  RefuseIf(options.mixed_targets, "--mixed-targets is for --merge");
+  RefuseIf(!options.merge_files.empty(),
+           fmt::format("{}: names without a flag are for --merge; prompts come from -i",
+                       options.merge_files.empty() ? "" : options.merge_files.front()));
+}
+
 // Combinations of which one half would be ignored.
-void CheckCombinations(const FlagSet& flags, const RunOptions& options) {
+void CheckCombinations(FlagSet& flags, const RunOptions& options) {
   if (options.version) return;
+  if (options.merge) return CheckMerge(flags, options);
+  CheckOutputs(flags, options);
   RefuseIf(options.model.empty(), "-m is missing: the directory of the model");
   for (const std::string& directory : options.model) {
     RefuseIf(directory.empty(), "-m: an empty name is no directory");
@@ -339,7 +412,7 @@ void CheckCombinations(const FlagSet& flags, const RunOptions& options) {
 }
 
 // What the flags say in words becomes what the options hold.
-void Settle(const FlagSet& flags, RunOptions* options) {
+void Settle(FlagSet& flags, RunOptions* options) {
   if (flags.InputFormatName() == "jsonl") options->input_format = InputFormat::kJsonl;
   if (flags.InputFormatName() == "lines") options->input_format = InputFormat::kLines;
   options->loop_stop = !flags.no_loop_stop_;
@@ -400,37 +473,6 @@ ParsedCommandLine ParseRunCommandLine(const std::vector<std::string>& arguments)
   } catch (const UsageError& error) {
     return {{}, 2, fmt::format("colibri-run: {}\n{}", error.what(), kUsage)};
   }
-}
-
-RequestDefaults MakeRequestDefaults(const RunOptions& options, const GenerationDefaults& model) {
-  RequestDefaults defaults;
-  Sampling& sampling = defaults.sampling;
-  sampling.temperature = options.temperature.value_or(model.temperature.value_or(1.0f));
-  sampling.top_p = options.top_p.value_or(model.top_p.value_or(1.0f));
-  sampling.top_k = options.top_k.value_or(std::max(model.top_k.value_or(0), 0));
-  sampling.min_p = options.min_p.value_or(0.0f);
-  sampling.seed = options.seed;
-  defaults.max_tokens = options.max_tokens;
-  defaults.stop = options.stop;
-  defaults.thinking = options.thinking;
-  defaults.effort = options.effort;
-  defaults.loop_stop = options.loop_stop;
-  defaults.raw = options.raw;
-  defaults.parse_special = options.parse_special;
-  return defaults;
-}
-
-std::string DescribeSampling(const RunOptions& options, const GenerationDefaults& model) {
-  const Sampling sampling = MakeRequestDefaults(options, model).sampling;
-  const auto origin = [](bool flag, bool file) {
-    return flag ? "flag" : file ? "model" : "default";
-  };
-  return fmt::format("temperature {} ({}), top-p {} ({}), top-k {} ({}), min-p {} ({}), seed {}",
-                     sampling.temperature,
-                     origin(options.temperature.has_value(), model.temperature.has_value()),
-                     sampling.top_p, origin(options.top_p.has_value(), model.top_p.has_value()),
-                     sampling.top_k, origin(options.top_k.has_value(), model.top_k.has_value()),
-                     sampling.min_p, origin(options.min_p.has_value(), false), sampling.seed);
 }
 
 }  // namespace colibri

@@ -9,9 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/config.h"
 #include "runtime/line_source.h"
-#include "runtime/request_parser.h"
+#include "runtime/manifest.h"
 
 namespace colibri {
 
@@ -36,12 +35,20 @@ struct RunOptions {
   std::vector<std::string> prompts;
   std::optional<InputFormat> input_format;  // nullopt: auto
   bool raw = false, parse_special = false;
+  bool strict = false;  // every line is checked before the model is loaded
 
   // Answers.
   std::string output = "-";
   OutputFormat output_format = OutputFormat::kAuto;
   bool overwrite = false;
+  bool resume = false, retry_errors = false;  // retry_errors: with resume
+  bool ordered = false;                       // answers in the order of the prompts
   ProgressFormat progress = ProgressFormat::kAuto;
+
+  // Several machines. With `merge` nothing is generated: outputs are put together.
+  LineShard shard;
+  bool merge = false, mixed_targets = false;
+  std::vector<std::string> merge_files;
 
   // Sampling; unset: generation_config.json, then temperature 1 and no cuts.
   std::optional<float> temperature, top_p, min_p;
@@ -89,10 +96,5 @@ ParsedCommandLine ParseRunCommandLine(const std::vector<std::string>& arguments)
 std::optional<uint64_t> ParseSize(std::string_view text);
 // Tokens: "4096", "4k" (k = 1024), "1.5k"; nullopt when it is no whole number of them.
 std::optional<int32_t> ParseTokens(std::string_view text);
-
-// What lines get that say nothing themselves.
-RequestDefaults MakeRequestDefaults(const RunOptions& options, const GenerationDefaults& model);
-// "temperature 1 (model), top-p 0.95 (model), ..." for the banner.
-std::string DescribeSampling(const RunOptions& options, const GenerationDefaults& model);
 
 }  // namespace colibri

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 namespace colibri {
@@ -45,6 +46,37 @@ std::vector<std::pair<std::string, std::string>> LineOptions(const RunOptions& o
       {"activations", options.f32_activations ? "f32" : "auto"},
       {"kv", options.f32_kv ? "f32" : "bf16"},
   };
+}
+
+RequestDefaults MakeRequestDefaults(const RunOptions& options, const GenerationDefaults& model) {
+  RequestDefaults defaults;
+  Sampling& sampling = defaults.sampling;
+  sampling.temperature = options.temperature.value_or(model.temperature.value_or(1.0f));
+  sampling.top_p = options.top_p.value_or(model.top_p.value_or(1.0f));
+  sampling.top_k = options.top_k.value_or(std::max(model.top_k.value_or(0), 0));
+  sampling.min_p = options.min_p.value_or(0.0f);
+  sampling.seed = options.seed;
+  defaults.max_tokens = options.max_tokens;
+  defaults.stop = options.stop;
+  defaults.thinking = options.thinking;
+  defaults.effort = options.effort;
+  defaults.loop_stop = options.loop_stop;
+  defaults.raw = options.raw;
+  defaults.parse_special = options.parse_special;
+  return defaults;
+}
+
+std::string DescribeSampling(const RunOptions& options, const GenerationDefaults& model) {
+  const Sampling sampling = MakeRequestDefaults(options, model).sampling;
+  const auto origin = [](bool flag, bool file) {
+    return flag ? "flag" : file ? "model" : "default";
+  };
+  return fmt::format("temperature {} ({}), top-p {} ({}), top-k {} ({}), min-p {} ({}), seed {}",
+                     sampling.temperature,
+                     origin(options.temperature.has_value(), model.temperature.has_value()),
+                     sampling.top_p, origin(options.top_p.has_value(), model.top_p.has_value()),
+                     sampling.top_k, origin(options.top_k.has_value(), model.top_k.has_value()),
+                     sampling.min_p, origin(options.min_p.has_value(), false), sampling.seed);
 }
 
 }  // namespace colibri

@@ -13,9 +13,13 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
+#include <utility>
 
+#include "apps/answers.h"
+#include "apps/line_options.h"
 #include "apps/progress.h"
 #include "apps/say.h"
 #include "graph/engine.h"
@@ -23,6 +27,8 @@
 #include "io/error.h"
 #include "kernels/kernels.h"
 #include "runtime/deliverer.h"
+#include "runtime/fingerprint.h"
+#include "runtime/ordered_release.h"
 #include "runtime/plan.h"
 #include "runtime/prompt_source.h"
 
@@ -73,37 +79,6 @@ Descriptor OpenInput(const RunOptions& o) {
     throw IoError(fmt::format("{}: is a directory, a file of prompts was expected", o.input));
   }
   return Descriptor(fd);
-}
-
-void RefuseExistingOutput(const RunOptions& o) {
-  if (o.output == "-" || o.overwrite) return;
-  struct stat info {};
-  if (stat(o.output.c_str(), &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0) {
-    throw UsageError(fmt::format("{} exists and is not empty: --overwrite replaces it", o.output));
-  }
-}
-
-// Opened before the model is loaded, so that a wrong name does not cost minutes; what is in it is
-// kept until the first answer can be written (EmptyOutput).
-Descriptor OpenOutput(const RunOptions& o, const Descriptor& input) {
-  if (o.output == "-") return Descriptor(STDOUT_FILENO);
-  Descriptor output(open(o.output.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
-  if (output.Get() < 0) throw IoError(fmt::format("{}: {}", o.output, std::strerror(errno)));
-  struct stat in {};
-  struct stat out {};
-  if (input.Get() >= 0 && fstat(input.Get(), &in) == 0 && fstat(output.Get(), &out) == 0 &&
-      S_ISREG(out.st_mode) && in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
-    throw UsageError(fmt::format("-i and -o name the same file: {}", o.output));
-  }
-  return output;
-}
-
-void EmptyOutput(const RunOptions& o, const Descriptor& output) {
-  struct stat info {};
-  if (!o.overwrite || fstat(output.Get(), &info) != 0 || !S_ISREG(info.st_mode)) return;
-  if (ftruncate(output.Get(), 0) != 0) {
-    throw IoError(fmt::format("{}: {}", o.output, std::strerror(errno)));
-  }
 }
 
 // Waits for SIGINT and SIGTERM on a thread of its own: the first ends the run after the sweep under
@@ -194,57 +169,122 @@ RecordContext ContextOf(const RunOptions& o, const Tokenizer& tokenizer) {
   return context;
 }
 
-// The parts of a run, built in the order they are torn down in reverse.
-int Generate(const RunOptions& o, Model& model, const Tokenizer& tokenizer, const Plan& plan,
-             Descriptor input, Signals& signals) {
-  RequestDefaults defaults = MakeRequestDefaults(o, model.Config().generation);
-  const bool text = WantsText(o);
-  const bool stream = text && o.prompts.size() == 1;
-  defaults.keep_prompt_text = text && !stream;
-  RequestParser parser(tokenizer, model.Config().vocab, defaults);
-  RecordContext context = ContextOf(o, tokenizer);
+Manifest ManifestOf(const RunOptions& o, const Model& model, const Plan& plan,
+                    const RecordContext& context) {
+  Manifest manifest;
+  manifest.options = LineOptions(o, model.Config().generation, plan.context);
+  manifest.shard = o.shard;
+  manifest.simd_target = context.simd_target;
+  manifest.model = ModelFingerprint(model.Files());
+  manifest.engine_version = context.engine_version;
+  manifest.run_id = context.run_id;
+  return manifest;
+}
 
-  PromptSource::Options source_options;
-  source_options.fd = input.Get();
-  source_options.format = o.input_format;
-  if (!source_options.format) source_options.format = FormatFromName(o.input);
-  if (source_options.format && input.Get() >= 0) {
-    Say(fmt::format("input: {}",
-                    *source_options.format == InputFormat::kJsonl ? "jsonl" : "lines"));
-  }
-  source_options.prompts = o.prompts;
-  source_options.on_format = [](InputFormat format) {
-    Say(fmt::format("input: {}", format == InputFormat::kJsonl ? "jsonl" : "lines"));
+void SayFormat(InputFormat format) {
+  Say(fmt::format("input: {}", format == InputFormat::kJsonl ? "jsonl" : "lines"));
+}
+
+PromptSource::Options SourceOptionsOf(const RunOptions& o, int input, const std::string& name) {
+  PromptSource::Options options;
+  options.fd = input;
+  options.format = GivenFormat(o);
+  if (options.format && input >= 0) SayFormat(*options.format);
+  options.prompts = o.prompts;
+  options.on_format = SayFormat;
+  options.our_model = name;
+  options.on_other_model = [name](const std::string& asked) {
+    Say(fmt::format("lines ask for model \"{}\": {} answers", asked, name));
   };
-  source_options.our_model = context.model;
-  source_options.on_other_model = [&](const std::string& asked) {
-    Say(fmt::format("lines ask for model \"{}\": {} answers", asked, context.model));
+  return options;
+}
+
+// What a run has opened and checked before the weights are read.
+struct Job {
+  const RunOptions& options;
+  Model& model;
+  const Tokenizer& tokenizer;
+  const Plan& plan;
+  int input = -1;
+  bool text = false;
+  RecordContext context;
+  Answers answers;
+};
+
+// After the last sweep: what is to be said, and the exit code.
+int Conclude(Job& job, OutputWriter& writer, const PromptSource& source, const LineFilter& filter,
+             const Engine& engine, const DeliveryTotals& totals, bool interrupted) {
+  const OutputWriter::State state = writer.Finish();
+  if (totals.lines_done > 0) {
+    SayPart(Summary(engine.Stats(), totals, job.plan));
+  } else if (!interrupted && source.Error().empty()) {
+    Say(filter.Skipped() > 0 ? "nothing left to do: every line has its record" : "0 prompts");
+  }
+  if (filter.Changed() > 1) Say(fmt::format("{} lines were changed", filter.Changed()));
+  if (state == OutputWriter::State::kFailed) throw IoError(writer.Error());
+  if (state == OutputWriter::State::kReaderGone) return 141;
+  if (!source.Error().empty()) throw IoError(source.Error());
+  if (interrupted) {
+    if (job.answers.records) Say(fmt::format("{}: --resume goes on", job.options.output));
+    return 130;
+  }
+  if (job.options.ordered && job.answers.records) job.answers.run.file->SortByLine();
+  const bool all_fine =
+      totals.lines_failed == 0 && job.answers.failed_before == 0 && filter.Changed() == 0;
+  return all_fine ? 0 : 1;
+}
+
+// The parts of a run, built in the order they are torn down in reverse.
+int Generate(Job job, Signals& signals) {
+  const RunOptions& o = job.options;
+  RequestDefaults defaults = MakeRequestDefaults(o, job.model.Config().generation);
+  const bool stream = job.text && o.prompts.size() == 1;
+  defaults.keep_prompt_text = job.text && !stream;
+  RequestParser parser(job.tokenizer, job.model.Config().vocab, defaults);
+  LineFilter filter(o.shard, std::move(job.answers.run.finished),
+                    [said = false](const ChangedLine& changed) mutable {
+                      if (!std::exchange(said, true)) {
+                        Say(fmt::format("{}: its record stays, it is not run", changed.what));
+                      }
+                    });
+  PromptSource::Options source_options = SourceOptionsOf(o, job.input, job.context.model);
+  source_options.filter = &filter;
+  std::optional<OrderedRelease> ordered;
+  source_options.on_taken = [&ordered](uint64_t line) {
+    if (ordered) ordered->Expect(line);
   };
   PromptSource source(std::move(source_options), parser);
 
-  const Descriptor output = OpenOutput(o, input);
-  model.LoadDense();
-  Engine engine(model, tokenizer, EngineOptionsOf(o, plan), OpenReader(o, model), source);
-  Say(fmt::format("mode: {} threads, {}, {}, {} reads, prefetch {}", plan.threads, SimdTarget(),
+  job.model.LoadDense();
+  Engine engine(job.model, job.tokenizer, EngineOptionsOf(o, job.plan), OpenReader(o, job.model),
+                source);
+  Say(fmt::format("mode: {} threads, {}, {}, {} reads, prefetch {}", job.plan.threads, SimdTarget(),
                   engine.ReaderName(), o.direct == OnOffAuto::kOn ? "direct" : "buffered",
                   o.prefetch == OnOffAuto::kOff ? "off" : "on"));
-  EmptyOutput(o, output);
   OutputWriter::Options writer_options;
   OutputWriter* writer_pointer = nullptr;
-  writer_options.fd = output.Get();
+  writer_options.fd = job.answers.Fd();
   if (o.output != "-") writer_options.name = o.output;
+  if (job.answers.records) writer_options.advice = "--resume goes on";
   writer_options.on_written = [&](uint32_t sequence) {
     if (writer_pointer->GetState() != OutputWriter::State::kOk) engine.Stop();
     if (sequence != OutputWriter::kNoToken) engine.Closed(sequence);
   };
   OutputWriter writer(std::move(writer_options));
   writer_pointer = &writer;
+  // A file of records is sorted at the end, so that nothing finished waits in memory.
+  if (o.ordered && !stream && !job.answers.records) {
+    ordered.emplace(
+        [&writer](std::string record, uint32_t token) { writer.Push(std::move(record), token); },
+        OutputWriter::kNoToken);
+  }
   Deliverer::Options delivery;
-  delivery.context = context;
-  delivery.text = text;
+  delivery.context = job.context;
+  delivery.text = job.text;
   delivery.stream = stream;
-  delivery.sequences = static_cast<uint32_t>(plan.sequences);
+  delivery.sequences = static_cast<uint32_t>(job.plan.sequences);
   delivery.close = [&](uint32_t sequence) { engine.Closed(sequence); };
+  delivery.ordered = ordered ? &*ordered : nullptr;
   Deliverer deliverer(std::move(delivery), writer);
 
   const StopOnSignal stop(signals, engine);
@@ -253,18 +293,11 @@ int Generate(const RunOptions& o, Model& model, const Tokenizer& tokenizer, cons
     const bool screen = o.output == "-" && isatty(STDOUT_FILENO) != 0 && isatty(STDERR_FILENO) != 0;
     const bool quiet = (stream || screen) && o.progress == ProgressFormat::kAuto;
     Progress progress(quiet ? ProgressFormat::kOff : o.progress, engine, deliverer,
-                      model.Config().layers);
+                      job.model.Config().layers);
     engine.Run(deliverer);
   }
-  const OutputWriter::State state = writer.Finish();
-  const DeliveryTotals totals = deliverer.Totals();
-  if (totals.lines_done == 0 && !signals.Interrupted() && source.Error().empty()) Say("0 prompts");
-  if (totals.lines_done > 0) SayPart(Summary(engine.Stats(), totals, plan));
-  if (state == OutputWriter::State::kFailed) throw IoError(writer.Error());
-  if (state == OutputWriter::State::kReaderGone) return 141;
-  if (!source.Error().empty()) throw IoError(source.Error());
-  if (signals.Interrupted()) return 130;
-  return totals.lines_failed > 0 ? 1 : 0;
+  if (ordered) ordered->Flush();
+  return Conclude(job, writer, source, filter, engine, deliverer.Totals(), signals.Interrupted());
 }
 
 }  // namespace
@@ -321,6 +354,7 @@ std::unique_ptr<Reader> OpenReader(const RunOptions& o, Model& model) {
 }
 
 int RunPrompts(const RunOptions& o) {
+  if (o.merge) return Merge(o);
   RefuseUnsupported(o);
   Model model(o.model);
   if (o.dense_attention) model.DropIndexer();
@@ -330,7 +364,7 @@ int RunPrompts(const RunOptions& o) {
     throw UsageError(
         fmt::format("--ctx-size {}: the model has {} positions", o.ctx_size, config.max_positions));
   }
-  Descriptor input = OpenInput(o);
+  const Descriptor input = OpenInput(o);
   PlanRequest request = PlanRequestOf(o);
   if (input.Get() >= 0) {
     request.answers = CountAnswers(input.Get());
@@ -342,15 +376,24 @@ int RunPrompts(const RunOptions& o) {
     Print(plan.Table());
     return 0;
   }
-  RefuseExistingOutput(o);
   Signals signals;
+  RefuseSameFile(o, input.Get());
+  if (o.strict) {
+    RequestParser parser(tokenizer, config.vocab, MakeRequestDefaults(o, config.generation));
+    CheckStrictly(o, input.Get(), parser, plan.context);
+  }
+  Job job{o, model, tokenizer, plan, input.Get(), WantsText(o), ContextOf(o, tokenizer), {}};
+  job.answers = OpenAnswers(o, job.text, [&] { return ManifestOf(o, model, plan, job.context); });
+  RefuseChangedPrompts(o, job.input, job.answers.run.finished);
+  // Records of a run that goes on have the ids they would have had.
+  if (!job.answers.run.run_id.empty()) job.context.run_id = job.answers.run.run_id;
   Say(fmt::format("model: {} ({})", o.model.front(), model.FormatSummary()));
   for (const std::string& note : model.Notes()) Say(note);
   Say(fmt::format("thinking: {}; sampling: {}",
                   o.thinking ? fmt::format("on (effort {})", o.effort) : "off",
                   DescribeSampling(o, config.generation)));
   Say(plan.Line());
-  return Generate(o, model, tokenizer, plan, std::move(input), signals);
+  return Generate(std::move(job), signals);
 }
 
 std::string VersionText() {

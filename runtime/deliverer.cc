@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "io/check.h"
 
@@ -91,6 +92,11 @@ void Deliverer::Deliver(Sequence& s, const Notice& notice) {
   FinishLine(s);
 }
 
+void Deliverer::Push(const LineState& line, std::string output, uint32_t sequence) {
+  if (options_.ordered == nullptr) return writer_.Push(std::move(output), sequence);
+  options_.ordered->Finish(line.request.line, std::move(output), sequence);
+}
+
 void Deliverer::FinishLine(Sequence& s) {
   LineState& line = *s.line;
   if (s.error && !line.error) line.error = s.error;
@@ -99,14 +105,14 @@ void Deliverer::FinishLine(Sequence& s) {
   std::sort(line.finished.begin(), line.finished.end(),
             [](const Choice& a, const Choice& b) { return a.index < b.index; });
   Count(line.error.has_value());
-  writer_.Push(options_.text ? Text(line) : Record(line, FiguresOf(s)), s.index);
+  Push(line, options_.text ? Text(line) : Record(line, FiguresOf(s)), s.index);
 }
 
 void Deliverer::Refuse(Sequence& s) {
   LineState& line = *s.line;
   line.error = s.error;
   Count(true);
-  writer_.Push(options_.text ? Text(line) : Record(line, {}), s.index);
+  Push(line, options_.text ? Text(line) : Record(line, {}), s.index);
 }
 
 }  // namespace colibri

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "runtime/delivery.h"
+#include "runtime/ordered_release.h"
 #include "runtime/output_writer.h"
 #include "runtime/record.h"
 #include "runtime/text_assembler.h"
@@ -33,6 +34,9 @@ class Deliverer final : public Delivery {
     uint32_t sequences = 1;
     // A sequence that has no record of its own (a choice of a line whose others still run).
     std::function<void(uint32_t sequence)> close;
+    // Finished lines go through it, in the order of lines; nullptr: as they finish. Outlives the
+    // deliverer. Not with `stream`.
+    OrderedRelease* ordered = nullptr;
   };
 
   // Both outlive the deliverer.
@@ -46,6 +50,7 @@ class Deliverer final : public Delivery {
  private:
   void Stream(Sequence& sequence, const Notice& notice);
   void FinishLine(Sequence& sequence);
+  void Push(const LineState& line, std::string output, uint32_t sequence);
   std::string Record(const LineState& line, const LineFigures& figures) const;
   std::string Text(const LineState& line) const;
   void Count(bool failed);

@@ -130,6 +130,7 @@ RequestSource::Next PromptSource::Parsed(ParsedLine line, Request* request,
   request->line = line.line;
   request->line_hash = line.line_hash;
   request->custom_id = line.custom_id;
+  if (options_.on_taken) options_.on_taken(line.line);
   return Next::kRequest;
 }
 

@@ -30,6 +30,8 @@ class PromptSource final : public RequestSource {
     std::function<void(InputFormat)> on_format;
     std::function<void(const std::string& asked)> on_other_model;
     std::string our_model;
+    // Told of each line that gets a request or an error, before it is run.
+    std::function<void(uint64_t line)> on_taken;
     // Lines that are not run get no request; nullptr: all are run. Outlives the source.
     LineFilter* filter = nullptr;
   };

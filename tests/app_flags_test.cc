@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "apps/flags.h"
+#include "apps/line_options.h"
 
 using colibri::GenerationDefaults;
 using colibri::InputFormat;

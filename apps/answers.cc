@@ -1,0 +1,118 @@
+#include "apps/answers.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "apps/say.h"
+#include "io/error.h"
+#include "io/whole_file.h"
+#include "runtime/merge.h"
+#include "runtime/resume.h"
+#include "runtime/strict_check.h"
+
+namespace colibri {
+namespace {
+
+// A regular file read from its beginning: a shell may hand over one that it has begun to read.
+bool FromBeginning(int fd) {
+  struct stat info {};
+  return fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && lseek(fd, 0, SEEK_CUR) == 0;
+}
+
+// Readable text: no manifest, nothing to go on in.
+std::unique_ptr<OutputFile> OpenText(const RunOptions& o) {
+  if (o.resume) {
+    throw UsageError("--resume: text output cannot be resumed, --output-format jsonl can");
+  }
+  auto file = std::make_unique<OutputFile>(o.output);
+  if (!file->Regular() || file->Size() == 0) return file;
+  if (!o.overwrite) {
+    throw UsageError(fmt::format("{} exists and is not empty: --overwrite empties it", o.output));
+  }
+  file->Empty();
+  return file;
+}
+
+}  // namespace
+
+int Answers::Fd() const { return run.file ? run.file->Fd() : STDOUT_FILENO; }
+
+std::optional<InputFormat> GivenFormat(const RunOptions& o) {
+  return o.input_format ? o.input_format : FormatFromName(o.input);
+}
+
+Answers OpenAnswers(const RunOptions& o, bool text, const std::function<Manifest()>& manifest) {
+  Answers answers;
+  if (o.output == "-") return answers;
+  if (text) {
+    answers.run.file = OpenText(o);
+    return answers;
+  }
+  answers.run = OpenRunOutput(o.output, {o.resume, o.overwrite, o.retry_errors}, manifest());
+  answers.records = answers.run.file->Regular();
+  answers.done_before = answers.run.finished.Count();
+  answers.failed_before = answers.run.finished.Failed();
+  for (const std::string& note : answers.run.notes) Say(note);
+  if (answers.done_before > 0) {
+    Say(fmt::format("resumed: {} lines have their record in {}", answers.done_before, o.output));
+  }
+  if (answers.failed_before > 0) {
+    Say(fmt::format("{} of them failed: --retry-errors runs them again", answers.failed_before));
+  }
+  return answers;
+}
+
+void RefuseSameFile(const RunOptions& o, int input) {
+  struct stat in {};
+  struct stat out {};
+  if (input >= 0 && o.output != "-" && fstat(input, &in) == 0 &&
+      stat(o.output.c_str(), &out) == 0 && S_ISREG(out.st_mode) && in.st_dev == out.st_dev &&
+      in.st_ino == out.st_ino) {
+    throw UsageError(fmt::format("-i and -o name the same file: {}", o.output));
+  }
+}
+
+void RefuseChangedPrompts(const RunOptions& o, int input, const FinishedLines& finished) {
+  if (finished.Empty() || input < 0 || !FromBeginning(input)) return;
+  const std::optional<ChangedLine> changed = FindChangedLine(input, GivenFormat(o), finished);
+  if (!changed) return;
+  throw UsageError(fmt::format("{} cannot be resumed: {} of {}", o.output, changed->what,
+                               o.input == "-" ? "standard input" : o.input));
+}
+
+void CheckStrictly(const RunOptions& o, int input, RequestParser& parser, int32_t context) {
+  const StrictReport report = CheckAllLines(input, GivenFormat(o), parser, context);
+  if (report.bad > 0) throw UsageError(fmt::format("--strict: {}", report.Text()));
+}
+
+int Merge(const RunOptions& o) {
+  const MergeRequest request{o.input, GivenFormat(o), o.merge_files, o.mixed_targets};
+  MergeReport report;
+  if (o.output != "-") {
+    report = MergeIntoFile(request, o.output, o.overwrite);
+  } else {
+    constexpr size_t kChunk = size_t{64} << 10;
+    std::string buffer;
+    const auto flush = [&buffer] {
+      WriteAll(STDOUT_FILENO, buffer, "standard output");
+      buffer.clear();
+    };
+    report = MergeOutputs(request, [&](std::string_view bytes) {
+      buffer += bytes;
+      if (buffer.size() >= kChunk) flush();
+    });
+    flush();
+  }
+  for (const std::string& note : report.notes) Say(note);
+  Say(fmt::format("{} records of {} lines, {} failed, {} in more than one output", report.records,
+                  report.lines, report.failed, report.duplicates));
+  if (report.missing > 0) Say(report.MissingText());
+  return report.missing > 0 || report.failed > 0 ? 1 : 0;
+}
+
+}  // namespace colibri

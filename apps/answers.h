@@ -1,0 +1,45 @@
+// Where a run's answers go and which prompts still lack one: opens OUT so that a crash at any point
+// leaves something to go on in, and compares it with the prompts before a model is loaded. Also
+// --strict and --merge, which need no engine. Threads: one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "apps/flags.h"
+#include "runtime/request_parser.h"
+#include "runtime/run_output.h"
+
+namespace colibri {
+
+struct Answers {
+  RunOutput run;               // run.file: nullptr for standard output
+  bool records = false;        // a regular file of records: can be resumed and sorted
+  uint64_t failed_before = 0;  // records of failed lines that stay
+  uint64_t done_before = 0;    // records that stay
+  int Fd() const;
+};
+
+// The format of the input as far as the command line tells it.
+std::optional<InputFormat> GivenFormat(const RunOptions& options);
+
+// Opens the output and says what was found there. `manifest` is asked for only if the output is to
+// have one. Throws as OpenRunOutput does.
+Answers OpenAnswers(const RunOptions& options, bool text,
+                    const std::function<Manifest()>& manifest);
+
+// Throws UsageError if -i (open as `input`, or -1) and -o are the same file by whatever name.
+void RefuseSameFile(const RunOptions& options, int input);
+
+// Throws UsageError if a prompt that has an answer was changed. Only where the prompts can be read
+// twice; on a pipe the LineFilter notices.
+void RefuseChangedPrompts(const RunOptions& options, int input, const FinishedLines& finished);
+
+// --strict. Throws UsageError: lines that cannot be answered, or a pipe.
+void CheckStrictly(const RunOptions& options, int input, RequestParser& parser, int32_t context);
+
+// --merge. Returns the exit code: 0, or 1 if a line is missing or failed. Throws as MergeOutputs.
+int Merge(const RunOptions& options);
+
+}  // namespace colibri
