@@ -10,6 +10,7 @@
 using colibri::GenerationDefaults;
 using colibri::InputFormat;
 using colibri::IoChoice;
+using colibri::LineShard;
 using colibri::MakeRequestDefaults;
 using colibri::OnOffAuto;
 using colibri::OutputFormat;
@@ -71,8 +72,8 @@ TEST_CASE("help goes to standard output, names every group and exits with 0") {
   const ParsedCommandLine help = ParseRunCommandLine({"--help"});
   CHECK_FALSE(help.options.has_value());
   CHECK(help.exit_code == 0);
-  for (const std::string group :
-       {"Model:", "Prompts:", "Answers:", "Sampling", "Memory:", "Pipeline:"}) {
+  for (const std::string group : {"Model:", "Prompts:", "Answers:", "Several machines:", "Sampling",
+                                  "Memory:", "Pipeline:"}) {
     CHECK(help.text.find(group) != std::string::npos);
   }
   CHECK(help.text.find("auto computes in f32 in this version") != std::string::npos);
@@ -294,6 +295,48 @@ TEST_CASE("combinations that make no sense are refused by name") {
   CHECK(RefusedBy({"--io-depth", "4", "--prefetch-depth", "8"}, "--prefetch-depth"));
   CHECK(RefusedBy({"--max-rows", "4", "--prefill-rows", "8"}, "--prefill-rows"));
   CHECK(RefusedBy({"--ctx-size", "1k", "--max-tokens", "1k"}, "--max-tokens"));
+}
+
+TEST_CASE("flags for going on and for several machines arrive") {
+  const RunOptions o =
+      Good({"-o", "out", "--resume", "--retry-errors", "--ordered", "--strict", "--shard", "1/3"});
+  CHECK(o.resume);
+  CHECK(o.retry_errors);
+  CHECK(o.ordered);
+  CHECK(o.strict);
+  CHECK(o.shard == LineShard{1, 3});
+  CHECK(Good({}).shard == LineShard{0, 1});
+  CHECK_FALSE(Good({}).merge);
+  for (const char* bad : {"3/3", "1", "1/0", "-1/3", "1/3x"}) {
+    CHECK(RefusedBy({"--shard", bad}, "--shard"));
+  }
+}
+
+TEST_CASE("--resume and its like are refused where they would mean nothing") {
+  CHECK(RefusedBy({"--resume"}, "--resume is for an output file"));
+  CHECK(RefusedBy({"--resume", "-o", "out", "--overwrite"}, "--overwrite"));
+  CHECK(RefusedBy({"--resume", "-o", "out", "--output-format", "text"}, "text output"));
+  CHECK(RefusedBy({"--retry-errors", "-o", "out"}, "--retry-errors"));
+  CHECK(RefusedBy({"--mixed-targets"}, "--mixed-targets"));
+  CHECK(Refused({"-m", "d", "-p", "x", "--strict"}).find("--strict") != std::string::npos);
+  CHECK(Refused({"-m", "d", "-i", "-", "--strict"}).find("--strict") != std::string::npos);
+}
+
+TEST_CASE("--merge takes outputs, needs no model and refuses flags that only a run has") {
+  const ParsedCommandLine parsed = ParseRunCommandLine(
+      {"--merge", "-i", "in.jsonl", "-o", "whole", "--mixed-targets", "out.0", "out.1"});
+  INFO(parsed.text);
+  REQUIRE(parsed.options.has_value());
+  CHECK(parsed.options->merge);
+  CHECK(parsed.options->mixed_targets);
+  CHECK(parsed.options->merge_files == Words{"out.0", "out.1"});
+  CHECK(RefusedBy({"--merge"}, "no outputs"));
+  CHECK(RefusedBy({"--merge", "out.0", "--seed", "1"}, "--seed has no place in --merge"));
+  CHECK(RefusedBy({"--merge", "out.0", "--shard", "0/2"}, "--shard has no place in --merge"));
+  CHECK(Refused({"--merge", "out.0"}).find("-i FILE") != std::string::npos);
+  // What other runs need may stand in the environment.
+  const Environment rows("COLIBRI_MAX_ROWS", "32");
+  CHECK(ParseRunCommandLine({"--merge", "-i", "in.jsonl", "out.0"}).options.has_value());
 }
 
 TEST_CASE("the plan needs no prompts and the version needs nothing") {
