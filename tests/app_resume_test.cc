@@ -331,6 +331,38 @@ TEST_CASE("--ordered puts the answers of a file and of standard output in the pr
   CHECK_FALSE(std::is_sorted(numbers.begin(), numbers.end()));
 }
 
+TEST_CASE("--ordered holds for text as well") {
+  const TempDir dir;
+  const std::string input = dir.Write("prompts.jsonl", Prompts());
+  const std::string out = dir.Path("answers.txt");
+  CHECK(Run({"-i", input, "-o", out, "--output-format", "text", "--ordered"}).exit_code == 1);
+  const std::string text = ReadWhole(out);
+  size_t at = 0;
+  for (size_t i = 0; i < 16 && at != std::string::npos; ++i) {
+    CAPTURE(i);
+    at = text.find("## line " + std::to_string(i) + "\n", at);
+    CHECK(at != std::string::npos);
+  }
+  CHECK_FALSE(std::filesystem::exists(out + ".manifest.json"));
+}
+
+TEST_CASE("prompts of the command line and of a growing file are gone on with") {
+  const TempDir dir;
+  const std::string out = dir.Path("answers.jsonl");
+  Words words = {"-p", "Hello", "-o", out, "--output-format", "jsonl", "--max-tokens", "3"};
+  REQUIRE(Run(words).exit_code == 0);
+  words.insert(words.end(), {"-p", "Good morning", "--resume"});
+  CHECK(Run(words).exit_code == 0);
+  CHECK(LineNumbers(ReadWhole(out)) == std::vector<uint64_t>{1, 2});
+
+  const std::string input = dir.Write("prompts", "Hello");
+  const Words file = {"-i", input, "-o", dir.Path("more.jsonl"), "--max-tokens", "3", "--resume"};
+  REQUIRE(Run(file).exit_code == 0);
+  dir.Write("prompts", "Hello\n\nGood morning\n");
+  CHECK(Run(file).exit_code == 0);
+  CHECK(LineNumbers(ReadWhole(dir.Path("more.jsonl"))) == std::vector<uint64_t>{1, 3});
+}
+
 TEST_CASE("--strict refuses a file with a bad line by its number, before there is an output") {
   const TempDir dir;
   const std::string out = dir.Path("answers.jsonl");
