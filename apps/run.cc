@@ -45,11 +45,8 @@ class Descriptor {
   ~Descriptor() {
     if (fd_ > 2) close(fd_);
   }
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
   int Get() const { return fd_; }
 
  private:
@@ -218,7 +215,8 @@ int Conclude(Job& job, OutputWriter& writer, const PromptSource& source, const L
   if (totals.lines_done > 0) {
     SayPart(Summary(engine.Stats(), totals, job.plan));
   } else if (!interrupted && source.Error().empty()) {
-    Say(filter.Skipped() > 0 ? "nothing left to do: every line has its record" : "0 prompts");
+    Say(job.answers.done_before > 0 ? "nothing left to do: every line has its record"
+                                    : "0 prompts");
   }
   if (filter.Changed() > 1) Say(fmt::format("{} lines were changed", filter.Changed()));
   if (state == OutputWriter::State::kFailed) throw IoError(writer.Error());
@@ -234,7 +232,8 @@ int Conclude(Job& job, OutputWriter& writer, const PromptSource& source, const L
   return all_fine ? 0 : 1;
 }
 
-// The parts of a run, built in the order they are torn down in reverse.
+// The parts of a run, built in the order they are torn down in reverse. Longer than 60 lines, since
+// they point at each other.
 int Generate(Job job, Signals& signals) {
   const RunOptions& o = job.options;
   RequestDefaults defaults = MakeRequestDefaults(o, job.model.Config().generation);
