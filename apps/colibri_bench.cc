@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -40,7 +41,20 @@ struct PipelineFlags {
 };
 
 // The pipeline's own flags are taken here; the others are colibri-run's.
+// Those about prompts, answers and their order mean nothing here and are refused.
 RunOptions RunOptionsOf(std::vector<std::string> arguments) {
+  for (const std::string& argument : arguments) {
+    static const std::vector<std::string> kPipeline = {
+        "-m",         "--model",        "--ctx-size",   "--ram",      "--slots", "--attention",
+        "--threads",  "--frames",       "--max-rows",   "--max-seqs", "--io",    "--prefill-rows",
+        "--io-depth", "--io-limit",     "--direct",     "--prefetch", "--kv",    "--prefetch-depth",
+        "--draft",    "--cache-policy", "--activations"};
+    const std::string name = argument.substr(0, argument.find('='));
+    if (name.starts_with("-") &&
+        std::find(kPipeline.begin(), kPipeline.end(), name) == kPipeline.end()) {
+      throw UsageError(fmt::format("pipeline: {} has no meaning here", name));
+    }
+  }
   arguments.insert(arguments.end(), {"-p", "-"});
   ParsedCommandLine line = ParseRunCommandLine(arguments);
   if (!line.options) throw UsageError(line.text);

@@ -1,12 +1,30 @@
 // colibri-run: a prompt file in, exact answers out.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <string>
 #include <vector>
 
 #include "apps/flags.h"
 #include "apps/run.h"
 #include "apps/say.h"
+#include "io/error.h"
+
+namespace {
+
+// Puts /dev/null in the place of a standard stream that is closed (cron, daemons, `<&-`), so that
+// no file opened later takes its number. True if it was closed.
+bool HoldIfClosed(int fd) {
+  if (fcntl(fd, F_GETFD) >= 0) return false;
+  (void)open("/dev/null", O_RDWR);  // the lowest number that is free: this one, in ascending order
+  return true;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
+  const bool no_input = HoldIfClosed(STDIN_FILENO), no_output = HoldIfClosed(STDOUT_FILENO);
+  HoldIfClosed(STDERR_FILENO);
   return colibri::WithExitCodes("colibri-run", [&] {
     const std::vector<std::string> arguments(argv + 1, argv + argc);
     const colibri::ParsedCommandLine line = colibri::ParseRunCommandLine(arguments);
@@ -18,6 +36,11 @@ int main(int argc, char** argv) {
       colibri::Print(colibri::VersionText());
       return 0;
     }
-    return colibri::RunPrompts(*line.options);
+    const colibri::RunOptions& options = *line.options;
+    if (no_input && options.input == "-") throw colibri::IoError("standard input is closed");
+    if (no_output && options.output == "-" && !options.plan) {
+      throw colibri::IoError("standard output is closed: -o names a file for the answers");
+    }
+    return colibri::RunPrompts(options);
   });
 }

@@ -63,7 +63,9 @@ class FlagSet {
     AddPipeline();
     group_ = "Other";
     Flag("--plan", &options_.plan, "Print how memory would be used and exit");
-    Flag("--version", &options_.version, "Print version, backends and SIMD target and exit");
+    // Not from the environment: COLIBRI_VERSION is a name that others set for their own purposes.
+    app_.add_flag("--version", options_.version, "Print version, backends and SIMD target and exit")
+        ->group(group_);
   }
 
   CLI::App& App() { return app_; }

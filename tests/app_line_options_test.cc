@@ -49,7 +49,9 @@ TEST_CASE("every option that can change a line's bytes is in the list, each unde
       {"activations", [](RunOptions* o) { o->f32_activations = true; }},
       {"kv", [](RunOptions* o) { o->f32_kv = true; }},
   };
-  for (const auto& [name, change] : changes) {
+  for (const auto& entry : changes) {
+    const std::string& name = entry.first;  // clang 14: a lambda captures no structured binding
+    const auto& change = entry.second;
     RunOptions options = Plain();
     change(&options);
     const auto changed = LineOptions(options, model, 4096);
