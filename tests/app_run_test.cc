@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -99,6 +100,19 @@ TEST_CASE("an input that is missing or a folder is refused by name before anythi
     CHECK(Contains(outcome.err, input));
     CHECK(LineEnds(outcome.err) == 1);
   }
+}
+
+// The programs' own shell: RunProgram always gives them streams.
+int Shell(const std::string& redirection, const std::string& arguments) {
+  const std::string command = COLIBRI_BINARY_DIR "/colibri-run -m " + kModel + " --ram 200MB " +
+                              arguments + " 2> /dev/null " + redirection;
+  return WEXITSTATUS(std::system(command.c_str()));
+}
+
+TEST_CASE("a standard stream that is closed is said, no file takes its place") {
+  CHECK(Shell("<&-", "-i -") == 4);
+  CHECK(Shell(">&-", "-p Hello --max-tokens 2") == 4);
+  CHECK(Shell("<&- > /dev/null", "-p Hello --max-tokens 2") == 0);
 }
 
 TEST_CASE("no prompts are no error") {

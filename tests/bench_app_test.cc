@@ -139,6 +139,14 @@ TEST_CASE("pipeline prints a figure for every node beside memory, reading and to
   CHECK(Contains(outcome.out, "18 generated"));
 }
 
+TEST_CASE("pipeline refuses flags about prompts and answers, by name") {
+  for (const char* flag : {"-p", "--max-tokens", "--output=x"}) {
+    const ProgramOutcome outcome = Bench(Pipeline({flag, "3"}));
+    CHECK(outcome.exit_code == 2);
+    CHECK(Contains(outcome.err, std::string(flag).substr(0, 8)));
+  }
+}
+
 TEST_CASE("pipeline's JSON, CSV and Markdown hold the same figures") {
   const ProgramOutcome json = Bench(Pipeline({"--json"}));
   REQUIRE(json.exit_code == 0);
