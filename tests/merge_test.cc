@@ -11,6 +11,7 @@
 #include "tests/output_records.h"
 #include "tests/temp_dir.h"
 
+using colibri::Has;
 using colibri::IoError;
 using colibri::LineShard;
 using colibri::Manifest;
@@ -87,13 +88,6 @@ class Shards {
   MergeRequest request_;
   std::string merged_;
 };
-
-bool Has(const std::string& text, const std::string& part) {
-  INFO(text);
-  const bool has = text.find(part) != std::string::npos;
-  CHECK(has);
-  return has;
-}
 
 }  // namespace
 

@@ -15,6 +15,7 @@
 #include "tests/temp_dir.h"
 
 using colibri::FileSizeLimit;
+using colibri::Has;
 using colibri::IoError;
 using colibri::OutputFile;
 using colibri::OutputScan;
@@ -35,13 +36,6 @@ std::string MessageOf(const OutputFile& file) {
     return error.what();
   }
   return "";
-}
-
-bool Has(const std::string& text, const std::string& part) {
-  INFO(text);
-  const bool has = text.find(part) != std::string::npos;
-  CHECK(has);
-  return has;
 }
 
 }  // namespace

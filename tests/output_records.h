@@ -1,6 +1,7 @@
 // Records as tests of resuming, sorting and merging need them, and a drive that is full.
 #pragma once
 
+#include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -33,6 +34,14 @@ inline Manifest TestManifest() {
   manifest.engine_version = "0.1.0";
   manifest.run_id = "run-1";
   return manifest;
+}
+
+// Checks that `text` has `part` in it; shows the text where it has not.
+inline bool Has(const std::string& text, const std::string& part) {
+  INFO(text);
+  const bool has = text.find(part) != std::string::npos;
+  CHECK(has);
+  return has;
 }
 
 inline std::string ReadWhole(const std::string& path) {

@@ -10,6 +10,7 @@
 
 #include "runtime/tokenizer.h"
 #include "runtime/tool_calls.h"
+#include "tests/fixture_tokenizer.h"
 
 using colibri::AddedTokens;
 using colibri::BuildErrorRecord;
@@ -22,16 +23,11 @@ using colibri::ParseToolCalls;
 using colibri::RecordContext;
 using colibri::Request;
 using colibri::StopCause;
+using colibri::Tok;
 using colibri::Tokenizer;
 using Json = nlohmann::ordered_json;
 
 namespace {
-
-const Tokenizer& Tok() {
-  static const Tokenizer tokenizer =
-      Tokenizer::Load(COLIBRI_SOURCE_DIR "/tests/fixtures/tokenizer/tokenizer.json");
-  return tokenizer;
-}
 
 RecordContext Context() {
   RecordContext context;

@@ -10,21 +10,17 @@
 
 #include "runtime/id_set.h"
 #include "runtime/tokenizer.h"
+#include "tests/fixture_tokenizer.h"
 
 using colibri::AddedTokens;
 using colibri::ParsedLine;
 using colibri::RequestDefaults;
 using colibri::RequestParser;
 using colibri::SpecialTokens;
+using colibri::Tok;
 using colibri::Tokenizer;
 
 namespace {
-
-const Tokenizer& Tok() {
-  static const Tokenizer tokenizer =
-      Tokenizer::Load(COLIBRI_SOURCE_DIR "/tests/fixtures/tokenizer/tokenizer.json");
-  return tokenizer;
-}
 
 RequestParser Parser(const RequestDefaults& defaults = {}) {
   return RequestParser(Tok(), Tok().Size() + 24, defaults);

@@ -13,6 +13,7 @@
 #include "runtime/run_output.h"
 #include "runtime/strict_check.h"
 #include "runtime/tokenizer.h"
+#include "tests/fixture_tokenizer.h"
 #include "tests/output_records.h"
 #include "tests/temp_dir.h"
 
@@ -37,6 +38,7 @@ using colibri::RunOutputOptions;
 using colibri::TempDir;
 using colibri::TestManifest;
 using colibri::TestRecord;
+using colibri::Tok;
 using colibri::Tokenizer;
 using colibri::UsageError;
 
@@ -59,12 +61,6 @@ class Descriptor {
  private:
   int fd_;
 };
-
-const Tokenizer& Tok() {
-  static const Tokenizer tokenizer =
-      Tokenizer::Load(COLIBRI_SOURCE_DIR "/tests/fixtures/tokenizer/tokenizer.json");
-  return tokenizer;
-}
 
 RequestParser Parser() { return RequestParser(Tok(), Tok().Size() + 24, {}); }
 

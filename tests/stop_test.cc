@@ -9,6 +9,7 @@
 
 #include "runtime/text_assembler.h"
 #include "runtime/tokenizer.h"
+#include "tests/fixture_tokenizer.h"
 
 using colibri::AddedTokens;
 using colibri::LoopDetector;
@@ -16,15 +17,10 @@ using colibri::Request;
 using colibri::StopCause;
 using colibri::StopMatcher;
 using colibri::TextAssembler;
+using colibri::Tok;
 using colibri::Tokenizer;
 
 namespace {
-
-const Tokenizer& Tok() {
-  static const Tokenizer tokenizer =
-      Tokenizer::Load(COLIBRI_SOURCE_DIR "/tests/fixtures/tokenizer/tokenizer.json");
-  return tokenizer;
-}
 
 const std::vector<int32_t>& StopIds() {
   static const std::vector<int32_t> ids = {Tok().Find("<|endoftext|>"), Tok().Find("<|user|>"),
