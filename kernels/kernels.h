@@ -50,11 +50,49 @@ struct LatentAttention {
   float* out = nullptr;                // [heads][latent]
 };
 
+// Rows of activations as int8, one scale for each block of 64 inputs, in the order in which the
+// dots of one weight format want them. `run`: inputs of one exact integer dot, min(group, 64).
+// `even_odd` (int4): within a block the 32 even inputs, then the odd ones, so that the nibbles of
+// a weight byte meet their inputs without a shuffle. Owns nothing; Place() lays the parts out.
+struct QuantisedRows {
+  int32_t cols = 0;
+  int32_t run = 64;
+  bool even_odd = true;
+  int8_t* values = nullptr;  // [rows][ValueStride()], zeros beyond cols
+  float* scales = nullptr;   // [rows][ScaleStride()]; NaN: an input was not finite
+  // [rows][RunStride()]: what weights stored with an offset add too much, -8 (int4) or -128 (int8)
+  // times the sum of the run's values.
+  int32_t* corrections = nullptr;
+
+  constexpr size_t ValueStride() const { return (static_cast<size_t>(cols) + 127) / 128 * 128; }
+  constexpr size_t ScaleStride() const { return ValueStride() / 64; }
+  constexpr size_t RunStride() const { return ValueStride() / static_cast<size_t>(run); }
+  constexpr size_t RowBytes() const { return ValueStride() + 4 * (ScaleStride() + RunStride()); }
+  // Bytes that Place needs at most, for any weight format (runs of 16).
+  static constexpr size_t MaxBytes(size_t rows, int32_t cols) {
+    return rows * QuantisedRows{cols, 16}.RowBytes();
+  }
+  // Lays rows for multiplication with matrices like `w` out in `memory`, aligned to 4.
+  static QuantisedRows Place(const PackedMatrix& w, std::byte* memory, size_t rows);
+};
+
 #define COLIBRI_KERNELS                                                                            \
   /* y[r][o] = sum over i of w[o][i] * x[r][i], for o in [first, last), f32 activations. The    */ \
   /* weight is dequantised to f32 (rounded once: (q - 8) * scale) and multiplied by fma.        */ \
   void Matmul(const PackedMatrix& w, int32_t first, int32_t last, const float* x, size_t x_stride, \
               size_t rows, float* y, size_t y_stride);                                             \
+  /* x as int8: scale = max|x| / 127 of each 64 inputs, value = x * (127 / max|x|) to nearest */   \
+  /* even. Blocks whose largest magnitude is below 2^-110 become zeros.                         */ \
+  void QuantiseRows(const float* x, size_t x_stride, size_t rows, const QuantisedRows& to);        \
+  /* Matmul with int8 activations, for matrices with TakesInt8: for each run an exact int32 dot,*/ \
+  /* then acc = fma(float(dot), weight scale * input scale, acc), ascending (decisions: integer */ \
+  /* matmuls). Row r of the product takes row index[r] of x; index nullptr: row r.              */ \
+  void MatmulInt8(const PackedMatrix& w, int32_t first, int32_t last, const QuantisedRows& x,      \
+                  const int32_t* index, size_t rows, float* y, size_t y_stride);                   \
+  /* y = SiluMul of the two products, in one pass over x; both matrices of one format.          */ \
+  void GateUpInt8(const PackedMatrix& gate, const PackedMatrix& up, int32_t first, int32_t last,   \
+                  const QuantisedRows& x, const int32_t* index, size_t rows, float* y,             \
+                  size_t y_stride);                                                                \
   /* y[r][i] = sum over o in [first, last) of x[r][o - first] * w[o][i], for all inputs i;      */ \
   /* ascending o, one fma each, starting from 0 (absorption of the K half of kv_b).             */ \
   void MatmulTransposed(const PackedMatrix& w, int32_t first, int32_t last, const float* x,        \

@@ -49,6 +49,16 @@ constexpr int64_t ScalesPerRow(WeightFormat f, int64_t cols, int64_t group) {
   return f == WeightFormat::kInt4Grouped ? (cols + group - 1) / group : 1;
 }
 
+// Inputs of one exact integer dot where activations are int8; 0 for formats and group sizes that
+// have no integer kernel (decisions: groups of 16, 32, multiples of 64, or whole rows).
+constexpr int32_t Int8Run(const PackedMatrix& m) {
+  if (m.format == WeightFormat::kInt8Row || m.format == WeightFormat::kInt4Row) return 64;
+  if (m.format != WeightFormat::kInt4Grouped) return 0;
+  if (m.group >= m.cols || m.group % 64 == 0) return 64;
+  return m.group == 16 || m.group == 32 ? m.group : 0;
+}
+constexpr bool TakesInt8(const PackedMatrix& m) { return Int8Run(m) > 0; }
+
 constexpr uint64_t DataBytes(const PackedMatrix& m) {
   return RowBytes(m.format, m.cols) * static_cast<uint64_t>(m.rows);
 }
