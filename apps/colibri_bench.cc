@@ -88,6 +88,7 @@ int Pipeline(const PipelineFlags& flags, const std::vector<std::string>& rest) {
   const RunOptions run = RunOptionsOf(rest);
   Model model(run.model);
   if (run.dense_attention) model.DropIndexer();
+  model.SetInt8Activations(!run.f32_activations);
   model.MutableConfig()
       .stop_ids.clear();  // a fixed number of tokens: short answers measure nothing
   const Tokenizer tokenizer = Tokenizer::Load(run.model.front() + "/tokenizer.json");
@@ -169,14 +170,16 @@ int Run(int argc, char** argv) {
   sub->callback([&] { code = RunTokenize(tokenize); });
 
   QualityOptions quality;
-  std::string kv = "both", attention = "auto", activations = "auto";
+  std::string kv = "both", attention = "auto", activations = "both";
   sub = app.add_subcommand("quality", "Perplexity of text or id files, settings side by side");
   sub->add_option("-m,--model", quality.model, "Model folder; again for further ones")
       ->required()
       ->allow_extra_args(false);  // or it would take the files
   sub->add_option("files", quality.files, "Text files, or .jsonl files of id windows")->required();
-  sub->add_option("--activations", activations, "auto and f32 both compute in f32 yet")
-      ->check(CLI::IsMember({"auto", "f32"}));
+  sub->add_option("--activations", activations, "auto (int8 where taken), f32 or both")
+      ->check(CLI::IsMember({"auto", "f32", "both"}));
+  sub->add_option("--reference", quality.reference, "A reference.json to print beside")
+      ->check(CLI::ExistingFile);
   sub->add_option("--kv", kv, "bf16, f32 or both")->check(CLI::IsMember({"bf16", "f32", "both"}));
   sub->add_option("--attention", attention, "auto or dense")
       ->check(CLI::IsMember({"auto", "dense"}));
@@ -189,6 +192,7 @@ int Run(int argc, char** argv) {
   sub->callback([&] {
     if (kv == "bf16") quality.kv = {KvType::kBF16};
     if (kv == "f32") quality.kv = {KvType::kF32};
+    if (activations != "both") quality.int8 = {activations == "auto"};
     quality.dense_attention = attention == "dense";
     code = RunQuality(quality);
   });

@@ -68,7 +68,8 @@ struct QuantisedRows {
   constexpr size_t ScaleStride() const { return ValueStride() / 64; }
   constexpr size_t RunStride() const { return ValueStride() / static_cast<size_t>(run); }
   constexpr size_t RowBytes() const { return ValueStride() + 4 * (ScaleStride() + RunStride()); }
-  // Bytes that Place needs at most, for any weight format (runs of 16).
+  // Bytes that Place needs at most, for any weight format (runs of 16). From 64 inputs on, as all
+  // such matrices have, no more than the rows take as floats.
   static constexpr size_t MaxBytes(size_t rows, int32_t cols) {
     return rows * QuantisedRows{cols, 16}.RowBytes();
   }

@@ -1,4 +1,4 @@
-// The scalar reference of the integer kernels, and how quantised rows are laid out.
+// The scalar reference of the integer kernels.
 // Threads: any; no state.
 #include <algorithm>
 #include <cmath>
@@ -7,20 +7,7 @@
 
 #include "kernels/kernels.h"
 
-namespace colibri {
-
-QuantisedRows QuantisedRows::Place(const PackedMatrix& w, std::byte* memory, size_t rows) {
-  QuantisedRows q;
-  q.cols = w.cols;
-  q.run = Int8Run(w);
-  q.even_odd = w.format != WeightFormat::kInt8Row;
-  q.scales = reinterpret_cast<float*>(memory);
-  q.corrections = reinterpret_cast<int32_t*>(memory + rows * q.ScaleStride() * 4);
-  q.values = reinterpret_cast<int8_t*>(memory + rows * (q.ScaleStride() + q.RunStride()) * 4);
-  return q;
-}
-
-namespace scalar {
+namespace colibri::scalar {
 namespace {
 
 constexpr size_t kBlock = 64;
@@ -122,5 +109,4 @@ void GateUpInt8(const PackedMatrix& gate, const PackedMatrix& up, int32_t first,
   }
 }
 
-}  // namespace scalar
-}  // namespace colibri
+}  // namespace colibri::scalar

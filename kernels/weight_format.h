@@ -49,9 +49,11 @@ constexpr int64_t ScalesPerRow(WeightFormat f, int64_t cols, int64_t group) {
   return f == WeightFormat::kInt4Grouped ? (cols + group - 1) / group : 1;
 }
 
-// Inputs of one exact integer dot where activations are int8; 0 for formats and group sizes that
-// have no integer kernel (decisions: groups of 16, 32, multiples of 64, or whole rows).
+// Inputs of one exact integer dot where activations are int8; 0 for matrices that have no integer
+// kernel: other formats, groups other than 16, 32, multiples of 64 or whole rows (decisions), and
+// rows shorter than the 64 inputs that share an activation scale.
 constexpr int32_t Int8Run(const PackedMatrix& m) {
+  if (m.cols < 64) return 0;
   if (m.format == WeightFormat::kInt8Row || m.format == WeightFormat::kInt4Row) return 64;
   if (m.format != WeightFormat::kInt4Grouped) return 0;
   if (m.group >= m.cols || m.group % 64 == 0) return 64;

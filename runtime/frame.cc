@@ -19,6 +19,7 @@ void ForEachBuffer(const Model& model, const FrameShape& shape, Frame* f, Visit&
   const auto at = [f](float* Frame::*member) { return f == nullptr ? nullptr : &(f->*member); };
   visit(at(&Frame::x), rows * hidden);
   visit(at(&Frame::normed), rows * hidden);
+  visit(at(&Frame::normed8_memory), QuantisedRows::MaxBytes(rows, c.hidden) / sizeof(float));
   visit(at(&Frame::final), rows * hidden);
   visit(at(&Frame::rope_cos), rows * n(c.rope / 2));
   visit(at(&Frame::rope_sin), rows * n(c.rope / 2));
@@ -27,7 +28,8 @@ void ForEachBuffer(const Model& model, const FrameShape& shape, Frame* f, Visit&
   visit(at(&Frame::q_absorbed), rows * heads * n(c.kv_lora));
   visit(at(&Frame::q_rope), rows * heads * n(c.rope));
   visit(at(&Frame::kv), rows * n(c.KvWidth()));
-  visit(at(&Frame::attended), rows * heads * n(c.kv_lora));
+  // Later the quantised values.
+  visit(at(&Frame::attended), rows * heads * n(std::max(c.kv_lora, c.v_head)));
   visit(at(&Frame::values), rows * heads * n(c.v_head));
   visit(at(&Frame::attention_out), rows * hidden);
   visit(at(&Frame::index_q), indexed * rows * n(c.index_heads) * n(c.index_dim));
@@ -61,7 +63,7 @@ uint64_t FrameShape::Bytes(const Model& model) const {
   const auto k = static_cast<uint64_t>(c.top_k);
   const uint64_t lists = model.HasIndexer() ? n * static_cast<uint64_t>(c.index_top_k) * 4 : 0;
   const uint64_t per_row = sizeof(FrameRow) + sizeof(FrameSequence) + sizeof(IndexSet) +
-                           sizeof(TokenLogprob) + 4 + k * (sizeof(JobRow) + 12);
+                           sizeof(TokenLogprob) + 4 + k * (16);
   return FloatBytes(model, *this) + lists + n * per_row;
 }
 

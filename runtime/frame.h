@@ -55,12 +55,6 @@ struct FrameJob {
   ReadResult error;
 };
 
-// A routed row: its place among the router's choices decides the order of summation.
-struct JobRow {
-  int32_t row = 0;
-  int32_t rank = 0;
-};
-
 // The positions a row attends to: the first `count` of its sequence, or `count` listed ones.
 struct IndexSet {
   int32_t count = 0;
@@ -94,6 +88,9 @@ class Frame {
   // Residual stream and its norms, [rows][hidden].
   float* x = nullptr;
   float* normed = nullptr;
+  // `normed` as int8 for the layer's FFN weights; no values where they take f32.
+  QuantisedRows normed8;
+  float* normed8_memory = nullptr;
   float* final = nullptr;  // after the final norm (or the MTP layer's head norm)
   // Attention. Heads are the outer index within a row.
   float* rope_cos = nullptr;  // [rows][rope / 2]
@@ -119,9 +116,9 @@ class Frame {
   std::vector<int32_t> experts;     // [rows][top_k]
   std::vector<float> weights;       // [rows][top_k]
   std::vector<FrameJob> jobs;
-  std::vector<JobRow> job_rows;
-  std::vector<int32_t> place;    // [rows][top_k]: index in job_rows, -1 for a failed row
-  float* expert_gate = nullptr;  // [rows * top_k][moe_intermediate], in job_rows order
+  std::vector<int32_t> job_rows;  // rows of the frame, job by job
+  std::vector<int32_t> place;     // [rows][top_k]: index in job_rows, -1 for a failed row
+  float* expert_gate = nullptr;   // [rows * top_k][moe_intermediate], in job_rows order
   float* expert_up = nullptr;
   float* expert_out = nullptr;  // [rows * max(top_k, 2)][hidden], in job_rows order
   // Dense or shared FFN.

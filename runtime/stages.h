@@ -87,6 +87,19 @@ class Stages {
   void NormRows(const Frame& frame, const float* x, const std::vector<float>& weight,
                 float* out) const;
   void MatmulRows(const PackedMatrix& w, const float* x, size_t rows, float* out) const;
+  // y = w x for rows index[0 .. rows) of x, or the first ones: with int8 activations if the matrix
+  // takes them. For the classes that decisions name; `scratch` holds rows of x.
+  void Product(const PackedMatrix& w, const float* x, const int32_t* index, size_t rows, float* y,
+               float* scratch) const;
+  void QuantiseNormed(Frame& frame, int32_t layer) const;
+  struct FfnBuffers {
+    float* gate;  // [rows][width]
+    float* up;    // [rows][width]
+    float* out;   // [rows][hidden]
+  };
+  // down(silu(gate x) * up x) of the frame's normed rows.
+  void Ffn(const FfnWeights& w, const Frame& frame, const int32_t* index, size_t rows,
+           const FfnBuffers& to) const;
   void Queries(Frame& frame, const LayerWeights& w) const;
   void StoreKeys(Frame& frame, const LayerWeights& w, int32_t layer) const;
   void ChooseIndexSets(Frame& frame, const LayerWeights& w, int32_t layer) const;

@@ -294,7 +294,7 @@ void Stages::Attention(Frame& frame, int32_t layer) const {
              frame.values + h * v, heads * v);
     }
   });
-  MatmulRows(w.o, frame.values, rows, frame.attention_out);
+  Product(w.o, frame.values, nullptr, rows, frame.attention_out, frame.attended);
   At(StagePoint::kAttention, frame, layer);
   const size_t hidden = S(c.hidden);
   parallel_.For(rows, Grain(hidden), [&](size_t begin, size_t end) {
