@@ -210,7 +210,7 @@ TEST_CASE("make-model writes a model that runs, and refuses a folder that holds 
   CHECK(Contains(again.err, dir.Path("made")));
 }
 
-TEST_CASE("quality --json gives a perplexity for each KV type") {
+TEST_CASE("quality --json gives a perplexity for each KV type and kind of activations") {
   const TempDir dir;
   std::string text;
   for (int i = 0; i < 40; ++i) text += "The ship had been eleven days out of Bristol. ";
@@ -219,11 +219,27 @@ TEST_CASE("quality --json gives a perplexity for each KV type") {
   INFO(outcome.err);
   REQUIRE(outcome.exit_code == 0);
   const Json report = Json::parse(outcome.out);
-  REQUIRE(report.size() == 2);
+  REQUIRE(report.size() == 4);
   for (const Json& row : report) {
     CHECK(row.at("perplexity").get<double>() > 1);
     CHECK(row.at("predictions") == 126);
   }
+}
+
+TEST_CASE("quality --reference prints the reference's perplexities beside ours") {
+  const TempDir dir;
+  const std::string text = dir.Write("text.txt", "The ship had been eleven days out of Bristol.");
+  const std::string reference =
+      dir.Write("reference.json", R"({"perplexity": {"int4-g64": {"sparse": 12.5}}})");
+  Words words = {"quality", "-m", kModel, text, "--kv", "f32", "--activations", "f32"};
+  words.insert(words.end(), {"--reference", reference});
+  const ProgramOutcome outcome = Bench(words);
+  CHECK(outcome.exit_code == 0);
+  CHECK(Contains(outcome.out, "reference int4-g64 sparse           12.5000"));
+  words.back() = dir.Write("other.json", "[]");
+  const ProgramOutcome other = Bench(words);
+  CHECK(other.exit_code == 4);
+  CHECK(Contains(other.err, words.back() + ": has no \"perplexity\""));
 }
 
 TEST_CASE("no subcommand and an unknown one are usage errors, and help is not") {

@@ -17,12 +17,13 @@ nlohmann::json Reference() {
   return nlohmann::json::parse(file).at("perplexity").at("int4-g64");
 }
 
-std::vector<QualityResult> Measured(bool dense, std::vector<KvType> kv) {
+std::vector<QualityResult> Measured(bool dense, std::vector<KvType> kv, bool int8 = false) {
   QualityOptions options;
   options.model = {COLIBRI_SOURCE_DIR "/apps/demo/model"};
   options.files = {COLIBRI_SOURCE_DIR "/tests/fixtures/demo/perplexity.jsonl"};
   options.dense_attention = dense;
   options.kv = std::move(kv);
+  options.int8 = {int8};
   std::vector<QualityResult> results = MeasureQuality(options);
   REQUIRE(results.size() == options.kv.size());
   for (const QualityResult& r : results) CHECK(r.predictions == 12 * 1023);
@@ -43,6 +44,15 @@ TEST_CASE("perplexity with bf16 KV is the reference's to 0.5 percent") {
   const double expected = Reference().at("sparse");
   const QualityResult bf16 = Measured(false, {KvType::kBF16})[0];
   CHECK(Difference(bf16.perplexity, expected) < 0.005);
+}
+
+TEST_CASE("perplexity with int8 activations is that of f32 activations to 1 percent, and another") {
+  const std::vector<KvType> both = {KvType::kBF16, KvType::kF32};
+  const std::vector<QualityResult> f32 = Measured(false, both), int8 = Measured(false, both, true);
+  for (size_t i = 0; i < both.size(); ++i) {
+    CHECK(Difference(int8[i].perplexity, f32[i].perplexity) < 0.01);
+    CHECK(int8[i].perplexity != f32[i].perplexity);
+  }
 }
 
 TEST_CASE("perplexity with dense attention is the reference's to 0.1 percent") {
