@@ -17,9 +17,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<int32_t> Select(const std::vector<float>& scores, int32_t keep) {
-  std::vector<float> scratch(scores.size());
   std::vector<int32_t> chosen(std::min(static_cast<size_t>(keep), scores.size()), -1);
-  const int32_t count = SelectPositions(scores, keep, scratch, chosen);
+  const int32_t count = SelectPositions(scores, keep, chosen);
   chosen.resize(static_cast<size_t>(count));
   return chosen;
 }
