@@ -43,23 +43,29 @@ float* Aligned(float* scratch) {
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(scratch) + 63) & ~uintptr_t{63});
 }
 
-// The n values at `from`, then zeros up to a multiple of sixteen.
-HWY_INLINE void CopyPadded(const float* from, size_t n, float* to) {
-  for (size_t i = 0; i < n; i += kStep) Store16(LoadUpTo(from + i, n - i), to + i);
+template <KvType kType>
+HWY_INLINE Vec16 LoadStored(const std::byte* from) {
+  if constexpr (kType == KvType::kF32) {
+    return Load16(reinterpret_cast<const float*>(from));
+  } else {
+    return DecodeBF16(from);
+  }
 }
 
+// The n values at `from` as floats, then zeros up to a multiple of sixteen.
 template <KvType kType>
 HWY_INLINE void Decode(const std::byte* from, size_t n, float* to) {
-  if constexpr (kType == KvType::kF32) {
-    CopyPadded(reinterpret_cast<const float*>(from), n, to);
-  } else {
-    size_t i = 0;
-    for (; i + kStep <= n; i += kStep) Store16(DecodeBF16(from + i * 2), to + i);
-    if (i == n) return;
-    std::byte last[kStep * 2] = {};
-    std::memcpy(last, from + i * 2, (n - i) * 2);
-    Store16(DecodeBF16(last), to + i);
-  }
+  constexpr size_t kBytes = KvBytes(kType);
+  size_t i = 0;
+  for (; i + kStep <= n; i += kStep) Store16(LoadStored<kType>(from + i * kBytes), to + i);
+  if (i == n) return;
+  std::byte last[kStep * kBytes] = {};
+  std::memcpy(last, from + i * kBytes, (n - i) * kBytes);
+  Store16(LoadStored<kType>(last), to + i);
+}
+
+HWY_INLINE void CopyPadded(const float* from, size_t n, float* to) {
+  Decode<KvType::kF32>(reinterpret_cast<const std::byte*>(from), n, to);
 }
 
 // A stored vector of two stretches of `first` and `second` values, each padded on its own.
@@ -260,24 +266,9 @@ class AttentionPass {
     tile_.vectors = Aligned(a.scratch);
   }
 
-  // Copies the row's queries; sums and softmax start afresh.
-  void Add(const AttentionRow& row, size_t first_head, size_t heads) {
-    Unit& unit = units_[count_];
-    unit.row = &row;
-    unit.first_head = first_head;
-    unit.heads = heads;
-    unit.queries = tile_.vectors + (kBlock + count_ * kUnit) * w_.all;
-    unit.sums = tile_.vectors + (kBlock + kAttentionPass) * w_.all + count_ * kUnit * w_.latent;
-    for (size_t h = 0; h < heads; ++h) {
-      float* to = unit.queries + h * w_.all;
-      CopyPadded(row.q_latent + (first_head + h) * latent_, latent_, to);
-      CopyPadded(row.q_rope + (first_head + h) * rope_, rope_, to + w_.latent);
-    }
-    std::fill(unit.queries + heads * w_.all, unit.queries + Padded(heads, kSide) * w_.all, 0.0f);
-    std::fill(unit.sums, unit.sums + Padded(heads, kSide) * w_.latent, 0.0f);
-    std::fill(unit.max, unit.max + kUnit, -std::numeric_limits<float>::infinity());
-    std::fill(unit.total, unit.total + kUnit, 0.0f);
-    ++count_;
+  // Heads [first, last) of a row.
+  void Add(const AttentionRow& row, size_t first, size_t last) {
+    for (size_t h = first; h < last; h += kUnit) AddUnit(row, h, std::min(kUnit, last - h));
   }
 
   // All rows attend to their first positions, block by block.
@@ -321,6 +312,26 @@ class AttentionPass {
   }
 
  private:
+  // Copies the row's queries; sums and softmax start afresh.
+  void AddUnit(const AttentionRow& row, size_t first_head, size_t heads) {
+    Unit& unit = units_[count_];
+    unit.row = &row;
+    unit.first_head = first_head;
+    unit.heads = heads;
+    unit.queries = tile_.vectors + (kBlock + count_ * kUnit) * w_.all;
+    unit.sums = tile_.vectors + (kBlock + kAttentionPass) * w_.all + count_ * kUnit * w_.latent;
+    for (size_t h = 0; h < heads; ++h) {
+      float* to = unit.queries + h * w_.all;
+      CopyPadded(row.q_latent + (first_head + h) * latent_, latent_, to);
+      CopyPadded(row.q_rope + (first_head + h) * rope_, rope_, to + w_.latent);
+    }
+    std::fill(unit.queries + heads * w_.all, unit.queries + Padded(heads, kSide) * w_.all, 0.0f);
+    std::fill(unit.sums, unit.sums + Padded(heads, kSide) * w_.latent, 0.0f);
+    std::fill(unit.max, unit.max + kUnit, -std::numeric_limits<float>::infinity());
+    std::fill(unit.total, unit.total + kUnit, 0.0f);
+    ++count_;
+  }
+
   void Clear() { tile_.count = tile_.cuts = 0; }
 
   void Decode(int32_t position) {
@@ -371,13 +382,10 @@ void AttendLatents(const LatentAttention& a, int32_t first_head, int32_t last_he
   AttentionPass pass(a);
   for (size_t begin = first; begin < last; begin += units * kUnit) {
     const size_t end = std::min(last, begin + units * kUnit);
-    const auto add = [&](const AttentionRow& row) HWY_ATTR {
-      for (size_t h = begin; h < end; h += kUnit) pass.Add(row, h, std::min(kUnit, end - h));
-    };
     size_t waiting = 0;
     for (size_t r = 0; r < a.row_count; ++r) {
       if (a.rows[r].positions != nullptr) continue;
-      add(a.rows[r]);
+      pass.Add(a.rows[r], begin, end);
       if (++waiting < rows) continue;
       pass.AttendFirst();
       waiting = 0;
@@ -386,23 +394,24 @@ void AttendLatents(const LatentAttention& a, int32_t first_head, int32_t last_he
     // Lists differ from row to row: each is decoded for its row alone, 2.5 % of the row's work.
     for (size_t r = 0; r < a.row_count; ++r) {
       if (a.rows[r].positions == nullptr) continue;
-      add(a.rows[r]);
+      pass.Add(a.rows[r], begin, end);
       pass.AttendListed(a.rows[r]);
     }
   }
 }
 
-// totals[p] += w[h] * max(0, score) for the heads, ascending, of kStep positions. Not hn::Max,
-// which may hide NaN.
-HWY_INLINE void AddIndexHeads(const float (*scores)[kStep], const float* w, size_t heads,
-                              Vec16* totals) {
+// totals[p] += w[h] * max(0, score) for the heads, ascending. Not hn::Max, which may hide NaN.
+HWY_INLINE void AddIndexHeads(const float (*scores)[kBlock], const float* w, size_t heads,
+                              float* totals) {
   const F32 d;
-  for (size_t h = 0; h < heads; ++h) {
-    for (size_t part = 0; part < kParts; ++part) {
-      const V score = hn::Load(d, scores[h] + part * kLanes);
+  for (size_t i = 0; i < kBlock; i += kLanes) {
+    V total = hn::Load(d, totals + i);
+    for (size_t h = 0; h < heads; ++h) {
+      const V score = hn::Load(d, scores[h] + i);
       const V positive = hn::IfThenElse(hn::Lt(score, hn::Zero(d)), hn::Zero(d), score);
-      totals->part[part] = hn::MulAdd(hn::Set(d, w[h]), positive, totals->part[part]);
+      total = hn::MulAdd(hn::Set(d, w[h]), positive, total);
     }
+    hn::Store(total, d, totals + i);
   }
 }
 
@@ -426,24 +435,20 @@ void ScorePass(const IndexScoring& a, const IndexRow* rows, size_t count, int32_
     for (size_t p = 0; p < n; ++p) {
       DecodeVector(a.keys, begin + static_cast<int32_t>(p), width, 0, keys + p * stride);
     }
-    std::fill(keys + n * stride, keys + Padded(n, kStep) * stride, 0.0f);
+    std::fill(keys + n * stride, keys + Padded(n, kSide) * stride, 0.0f);
     for (size_t r = 0; r < count; ++r) {
       if (rows[r].count <= begin) continue;
       const size_t wanted = std::min(n, static_cast<size_t>(rows[r].count - begin));
       const float* q = queries + r * padded_heads * stride;
-      // Sixteen keys (8 KB at real size) and the row's queries stay in the first-level cache.
-      for (size_t p = 0; p < wanted; p += kStep) {
-        Vec16 totals = Set16(0);
-        alignas(64) float scores[kSide][kStep];
-        for (size_t h = 0; h < heads; h += kSide) {
-          for (size_t j = 0; j < kStep; j += kSide) {
-            Products(q + h * stride, keys + (p + j) * stride, stride, a.scale, scores[0] + j,
-                     kStep);
-          }
-          AddIndexHeads(scores, rows[r].w + h, std::min(kSide, heads - h), &totals);
+      alignas(64) float totals[kBlock] = {};
+      alignas(64) float scores[kSide][kBlock] = {};
+      for (size_t h = 0; h < heads; h += kSide) {
+        for (size_t p = 0; p < wanted; p += kSide) {
+          Products(q + h * stride, keys + p * stride, stride, a.scale, scores[0] + p, kBlock);
         }
-        StoreUpTo(totals, wanted - p, rows[r].scores + begin + p);
+        AddIndexHeads(scores, rows[r].w + h, std::min(kSide, heads - h), totals);
       }
+      std::copy(totals, totals + wanted, rows[r].scores + begin);
     }
   }
 }
