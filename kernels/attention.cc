@@ -32,6 +32,12 @@ using scalar::IndexScores;
 constexpr size_t kBlock = kAttentionBlock;
 // Vectors on each side of a register block of products; counts are padded to it.
 constexpr size_t kSide = 4;
+// Of one side, those whose sums are in registers at once.
+#if HWY_MAX_BYTES == 64 || HWY_ARCH_ARM_A64
+constexpr size_t kRows = 4;  // 32 registers
+#else
+constexpr size_t kRows = 2;
+#endif
 // Heads of a row whose softmax runs in the lanes of a Vec16.
 constexpr size_t kUnit = kStep;
 static_assert(kBlock % kUnit == 0 && kUnit % kSide == 0);
@@ -92,20 +98,22 @@ HWY_INLINE void Products(const float* a, const float* b, size_t stride, float sc
   const F32 d;
   Vec16 sums[kSide][kSide];
   for (size_t part = 0; part < kParts; ++part) {
-    V s[kSide][kSide];
-    for (auto& row : s) {
-      for (V& sum : row) sum = hn::Zero(d);
-    }
-    for (size_t i = part * kLanes; i < stride; i += kStep) {
-      V bs[kSide];
-      for (size_t j = 0; j < kSide; ++j) bs[j] = hn::Load(d, b + j * stride + i);
-      for (size_t k = 0; k < kSide; ++k) {
-        const V as = hn::Load(d, a + k * stride + i);
-        for (size_t j = 0; j < kSide; ++j) s[k][j] = hn::MulAdd(as, bs[j], s[k][j]);
+    for (size_t first = 0; first < kSide; first += kRows) {
+      V s[kRows][kSide];
+      for (auto& row : s) {
+        for (V& sum : row) sum = hn::Zero(d);
       }
-    }
-    for (size_t k = 0; k < kSide; ++k) {
-      for (size_t j = 0; j < kSide; ++j) sums[k][j].part[part] = s[k][j];
+      for (size_t i = part * kLanes; i < stride; i += kStep) {
+        V bs[kSide];
+        for (size_t j = 0; j < kSide; ++j) bs[j] = hn::Load(d, b + j * stride + i);
+        for (size_t k = 0; k < kRows; ++k) {
+          const V as = hn::Load(d, a + (first + k) * stride + i);
+          for (size_t j = 0; j < kSide; ++j) s[k][j] = hn::MulAdd(as, bs[j], s[k][j]);
+        }
+      }
+      for (size_t k = 0; k < kRows; ++k) {
+        for (size_t j = 0; j < kSide; ++j) sums[first + k][j].part[part] = s[k][j];
+      }
     }
   }
   const hn::Vec<F32x4> factor = hn::Set(F32x4(), scale);
@@ -239,7 +247,7 @@ HWY_NOINLINE void AttendTile(const Tile& tile, const Widths& w, float scale, Uni
     }
   }
   Soften(tile, unit, scores, shrinks);
-  constexpr size_t kVectors = HWY_MAX_BYTES == 64 ? 4 : 2;
+  constexpr size_t kVectors = kRows;
   size_t i = 0;
   for (; i + kVectors * kLanes <= w.latent; i += kVectors * kLanes) {
     for (size_t h = 0; h < heads; h += kSide) {

@@ -188,7 +188,7 @@ TEST_CASE("rows attended to together have the bits they have alone") {
       return rows;
     }();
     const size_t width = alone.size() / 64;
-    for (size_t count : {1, 2, 3, 5, 8, 64}) {
+    for (size_t count : {1u, 2u, 3u, 5u, 8u, 64u}) {
       CAPTURE(count);
       // From the last rows down: causal counts differ, blocks end at different rows.
       std::vector<RowSet> sets;
@@ -391,7 +391,7 @@ TEST_CASE("rows scored together have the index scores they have alone and no oth
       alone.push_back(Scores(keys, heads, {q.begin() + at * heads * width, q.end()},
                              {w.begin() + at * heads, w.end()}, 0, 125 + static_cast<int32_t>(r)));
     }
-    for (size_t count : {1, 2, 3, 5, 8, 64}) {
+    for (size_t count : {1u, 2u, 3u, 5u, 8u, 64u}) {
       std::vector<float> scores(count * 200, -7.0f), scratch(IndexScratch(heads, width), NAN);
       std::vector<IndexRow> rows;
       for (size_t r = 0; r < count; ++r) {

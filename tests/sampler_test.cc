@@ -111,7 +111,7 @@ TEST_CASE("a draw equals the draw from the whole sorted list, for every kind of 
     settings.push_back(s);
   }
   SampleScratch scratch;  // one for all: what was there before must not matter
-  for (const size_t size : {1, 2, 600, 5000}) {
+  for (const size_t size : {1u, 2u, 600u, 5000u}) {
     for (const auto& kind : kinds) {
       std::vector<float> logits(size);
       for (size_t i = 0; i < size; ++i) logits[i] = kind(i);
