@@ -2,6 +2,7 @@
 // cloud is answered, and OpenAI's client library reads every record (tests/read_answers.py).
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -125,9 +126,13 @@ TEST_CASE("a batch file written for the cloud is answered, what no text model ca
   CHECK(failed == refused.size());
 }
 
-TEST_CASE("OpenAI's client library reads every answer to that batch, each by its custom_id") {
+TEST_CASE("OpenAI's client library and jq read every answer to that batch, by its custom_id") {
   const TempDir dir;
-  const ProgramOutcome outcome = ReadByClient(kBatch, dir.Write("answers.jsonl", Answers()));
+  const std::string answers = dir.Write("answers.jsonl", Answers());
+  const ProgramOutcome jq = RunProgram("/usr/bin/jq", {"-c", ".custom_id", answers});
+  CHECK(std::count(jq.out.begin(), jq.out.end(), '\n') == 33);
+  Has(jq.out, "\"Ünïcode/✓ id\"\n");
+  const ProgramOutcome outcome = ReadByClient(kBatch, answers);
   INFO(outcome.err);
   CHECK(outcome.exit_code == 0);
   for (const char* part : {"ChatCompletion=15 Completion=4 ", "logprobs=4 refused=14 "}) {
