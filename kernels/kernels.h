@@ -35,14 +35,12 @@ struct KvView {
 // may depend on this block, never on the page).
 inline constexpr int32_t kAttentionBlock = 64;
 
-// One row's attention over latents (absorbed MLA, model spec 3.4): for each head
-// score = (q_latent . c + q_rope . k_rope) * scale over the given positions, softmax, and
-// out = sum of p * c. A stored vector is the latent (latent values), then the rope key (rope).
-struct LatentAttention {
-  KvView kv;
-  int32_t latent = 0;
-  int32_t rope = 0;
-  float scale = 0;
+// Heads times rows that pass over a block together; their queries and sums (4.4 KB each at real
+// size) and the block stay in the second-level cache.
+inline constexpr size_t kAttentionPass = 128;
+
+// One row's queries and the positions it attends to.
+struct AttentionRow {
   const float* q_latent = nullptr;     // [heads][latent]
   const float* q_rope = nullptr;       // [heads][rope]
   const int32_t* positions = nullptr;  // ascending; nullptr: 0 .. count-1
@@ -76,6 +74,55 @@ struct QuantisedRows {
   // Lays rows for multiplication with matrices like `w` out in `memory`, aligned to 4.
   static QuantisedRows Place(const PackedMatrix& w, std::byte* memory, size_t rows);
 };
+
+// Attention of rows of one sequence over its latents (absorbed MLA, model spec 3.4): for each row
+// and head score = (q_latent . c + q_rope . k_rope) * scale over the row's positions, softmax, and
+// out = sum of p * c. A stored vector is the latent (latent values), then the rope key (rope).
+struct LatentAttention {
+  KvView kv;
+  int32_t latent = 0;
+  int32_t rope = 0;
+  float scale = 0;
+  const AttentionRow* rows = nullptr;
+  size_t row_count = 0;
+  float* scratch = nullptr;  // AttentionScratch floats, the caller's alone during the call
+};
+
+// One row's index queries and where its scores go.
+struct IndexRow {
+  const float* q = nullptr;  // [heads][width]
+  const float* w = nullptr;  // [heads]
+  int32_t count = 0;         // positions from here on are not scored
+  float* scores = nullptr;   // [count]
+};
+
+// Index scores of rows of one sequence (model spec 3.5): scores[p] = sum over heads h, ascending,
+// of w[h] * max(0, (q[h] . k_p) * scale).
+struct IndexScoring {
+  KvView keys;
+  int32_t heads = 0;
+  float scale = 0;
+  const IndexRow* rows = nullptr;
+  size_t row_count = 0;
+  float* scratch = nullptr;  // IndexScratch floats, the caller's alone during the call
+};
+
+// Rows whose index queries (16 KB each at real size) stay in the first- or second-level cache.
+inline constexpr size_t kIndexPass = 4;
+
+// Vectors in scratch are whole steps of sixteen floats, aligned to 64 bytes.
+constexpr size_t PaddedFloats(int32_t n) { return (static_cast<size_t>(n) + 15) / 16 * 16; }
+
+// A block's vectors, a pass's queries and its sums.
+constexpr size_t AttentionScratch(int32_t latent, int32_t rope) {
+  const size_t width = PaddedFloats(latent) + PaddedFloats(rope);
+  return kAttentionBlock * width + kAttentionPass * (width + PaddedFloats(latent)) + 16;
+}
+
+// A block's keys and a pass's queries.
+constexpr size_t IndexScratch(int32_t heads, int32_t width) {
+  return (kAttentionBlock + kIndexPass * PaddedFloats(heads)) * PaddedFloats(width) + 16;
+}
 
 #define COLIBRI_KERNELS                                                                            \
   /* y[r][o] = sum over i of w[o][i] * x[r][i], for o in [first, last), f32 activations. The    */ \
@@ -113,12 +160,11 @@ struct QuantisedRows {
   void AddScaled(float a, const float* x, size_t n, float* y);                                     \
   /* Rounds to the stored type, to nearest even (NaN stays NaN): dst has n * KvBytes(type). */     \
   void StoreKv(const float* x, size_t n, KvType type, std::byte* dst);                             \
-  /* scores[p - first] = sum over heads h, ascending, of w[h] * max(0, (q[h] . k_p) * scale),   */ \
-  /* for positions p in [first, last) (model spec 3.5).                                         */ \
-  void IndexScores(const KvView& keys, int32_t heads, const float* q, const float* w, float scale, \
-                   int32_t first, int32_t last, float* scores);                                    \
-  /* Heads [first_head, last_head) of one row. Within a head positions are added one at a time, */ \
-  /* ascending, softmax streaming over blocks; others are skipped, never multiplied by zero.    */ \
+  /* The scores of positions [first, last), as far as a row has them. A score depends on its   */  \
+  /* position and row alone.                                                                    */ \
+  void IndexScores(const IndexScoring& a, int32_t first, int32_t last);                            \
+  /* Heads [first_head, last_head) of all rows. Within a head positions are added one at a     */  \
+  /* time, ascending, softmax streaming over blocks; others are never multiplied by zero.       */ \
   void AttendLatents(const LatentAttention& a, int32_t first_head, int32_t last_head);             \
   /* True if every value is finite. */                                                             \
   bool AllFinite(const float* x, size_t n);                                                        \

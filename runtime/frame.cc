@@ -7,6 +7,14 @@ namespace {
 
 constexpr uint64_t kAlign = 64;
 
+// Floats that one thread's attention kernels work in.
+uint64_t KernelScratchFloats(const Model& model) {
+  const ModelConfig& c = model.Config();
+  const size_t attention = AttentionScratch(c.kv_lora, c.rope);
+  return model.HasIndexer() ? std::max(attention, IndexScratch(c.index_heads, c.index_dim))
+                            : attention;
+}
+
 // Visits every float buffer of a frame with its size, in one place for both the plan and the frame.
 template <class Visit>
 void ForEachBuffer(const Model& model, const FrameShape& shape, Frame* f, Visit&& visit) {
@@ -32,10 +40,11 @@ void ForEachBuffer(const Model& model, const FrameShape& shape, Frame* f, Visit&
   visit(at(&Frame::attended), rows * heads * n(std::max(c.kv_lora, c.v_head)));
   visit(at(&Frame::values), rows * heads * n(c.v_head));
   visit(at(&Frame::attention_out), rows * hidden);
+  visit(at(&Frame::kernel_scratch), threads * KernelScratchFloats(model));
   visit(at(&Frame::index_q), indexed * rows * n(c.index_heads) * n(c.index_dim));
   visit(at(&Frame::index_k), indexed * rows * n(c.index_dim));
   visit(at(&Frame::index_w), indexed * rows * n(c.index_heads));
-  visit(at(&Frame::index_scores), indexed * threads * 2 * n(shape.context));
+  visit(at(&Frame::index_scores), indexed * n(shape.IndexRows()) * n(shape.context));
   visit(at(&Frame::router_logits), rows * n(c.experts));
   visit(at(&Frame::router_scratch), threads * n(c.experts));
   visit(at(&Frame::expert_gate), routed * n(c.moe_intermediate));
@@ -57,6 +66,10 @@ uint64_t FloatBytes(const Model& model, const FrameShape& shape) {
 
 }  // namespace
 
+int32_t FrameShape::IndexRows() const {
+  return std::min(rows, std::max(threads, static_cast<int32_t>(kIndexPass)));
+}
+
 uint64_t FrameShape::Bytes(const Model& model) const {
   const ModelConfig& c = model.Config();
   const auto n = static_cast<uint64_t>(rows);
@@ -71,6 +84,7 @@ Frame::Frame(const Model& model, const FrameShape& frame_shape)
     : shape(frame_shape),
       hidden_(static_cast<size_t>(model.Config().hidden)),
       index_top_k_(model.HasIndexer() ? model.Config().index_top_k : 0),
+      kernel_scratch_floats_(KernelScratchFloats(model)),
       buffer_(FloatBytes(model, frame_shape), "the frame") {
   std::byte* next = buffer_.data();
   ForEachBuffer(model, shape, this, [&](float** member, uint64_t floats) {

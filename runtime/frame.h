@@ -67,6 +67,9 @@ struct FrameShape {
   int32_t context = 0;  // longest sequence, for index scratch
   int32_t threads = 1;
   static constexpr int32_t kHeadRows = 16;  // logits are computed for at most so many rows at once
+  // Index scores are computed for so many rows at once: a pass of the kernel, or a selection for
+  // each thread.
+  int32_t IndexRows() const;
 
   uint64_t Bytes(const Model& model) const;
 };
@@ -95,19 +98,20 @@ class Frame {
   // Attention. Heads are the outer index within a row.
   float* rope_cos = nullptr;  // [rows][rope / 2]
   float* rope_sin = nullptr;
-  float* q_latent = nullptr;       // [rows][q_lora], normalised
-  float* q = nullptr;              // [rows][heads][nope + rope]
-  float* q_absorbed = nullptr;     // [rows][heads][kv_lora]
-  float* q_rope = nullptr;         // [rows][heads][rope]
-  float* kv = nullptr;             // [rows][kv_lora + rope]
-  float* attended = nullptr;       // [rows][heads][kv_lora]
-  float* values = nullptr;         // [rows][heads][v_head]
-  float* attention_out = nullptr;  // [rows][hidden]
+  float* q_latent = nullptr;        // [rows][q_lora], normalised
+  float* q = nullptr;               // [rows][heads][nope + rope]
+  float* q_absorbed = nullptr;      // [rows][heads][kv_lora]
+  float* q_rope = nullptr;          // [rows][heads][rope]
+  float* kv = nullptr;              // [rows][kv_lora + rope]
+  float* attended = nullptr;        // [rows][heads][kv_lora]
+  float* values = nullptr;          // [rows][heads][v_head]
+  float* attention_out = nullptr;   // [rows][hidden]
+  float* kernel_scratch = nullptr;  // [threads][what AttendLatents and IndexScores work in]
   // Indexer.
   float* index_q = nullptr;          // [rows][index_heads][index_dim]
   float* index_k = nullptr;          // [rows][index_dim]
   float* index_w = nullptr;          // [rows][index_heads]
-  float* index_scores = nullptr;     // [threads][2][context]
+  float* index_scores = nullptr;     // [IndexRows()][context]
   std::vector<IndexSet> index_sets;  // [rows]
   std::vector<int32_t> index_lists;  // [rows][index_top_k]
   // Router and experts.
@@ -133,10 +137,14 @@ class Frame {
   int32_t* IndexList(size_t row) {
     return index_lists.data() + row * static_cast<size_t>(index_top_k_);
   }
+  float* KernelScratch(int thread) const {
+    return kernel_scratch + static_cast<size_t>(thread) * kernel_scratch_floats_;
+  }
 
  private:
   size_t hidden_ = 0;
   int32_t index_top_k_ = 0;
+  size_t kernel_scratch_floats_ = 0;
   PopulatedBuffer buffer_;
 };
 

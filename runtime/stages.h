@@ -103,7 +103,7 @@ class Stages {
   void Queries(Frame& frame, const LayerWeights& w) const;
   void StoreKeys(Frame& frame, const LayerWeights& w, int32_t layer) const;
   void ChooseIndexSets(Frame& frame, const LayerWeights& w, int32_t layer) const;
-  void ScoreRow(Frame& frame, size_t row, int32_t layer) const;
+  void ScoreRows(Frame& frame, std::span<const int32_t> rows, int32_t layer) const;
   void Attend(Frame& frame, int32_t layer) const;
   void FormUnion(Frame& frame, int32_t layer) const;
   void MarkNotFinite(Frame& frame, int32_t layer) const;
