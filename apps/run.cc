@@ -78,14 +78,19 @@ Descriptor OpenInput(const RunOptions& o) {
   return Descriptor(fd);
 }
 
-// Waits for SIGINT and SIGTERM on a thread of its own: the first ends the run after the sweep under
-// way, the second, or one that comes while nothing runs, at once.
+// Waits for SIGINT, SIGTERM and SIGHUP on a thread of its own: the first ends the run after the
+// sweep under way, the second, or one that comes while nothing runs, at once.
 class Signals {
  public:
   // Before any other thread exists: they inherit the blocked signals.
   Signals() {
     sigemptyset(&set_);
     for (int signal : {SIGINT, SIGTERM, SIGUSR2}) sigaddset(&set_, signal);
+    // A terminal that closes ends the run too, unless whoever started it said not to (nohup).
+    struct sigaction hangup {};
+    if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) {
+      sigaddset(&set_, SIGHUP);
+    }
     pthread_sigmask(SIG_BLOCK, &set_, nullptr);
     ::signal(SIGPIPE, SIG_IGN);
     thread_ = std::thread([this] { Loop(); });
@@ -109,6 +114,8 @@ class Signals {
       if (sigwait(&set_, &signal) != 0 || done_) return;
       if (signal == SIGUSR2) continue;
       const std::lock_guard lock(mutex_);
+      // Kernel and shell may both tell of one closed terminal: that is no wish for more haste.
+      if (signal == SIGHUP && count_ > 0 && stop_) continue;
       if (count_++ > 0 || !stop_) _exit(130);
       Say("interrupted: finishing this sweep; once more to stop at once");
       stop_();
@@ -352,7 +359,14 @@ std::unique_ptr<Reader> OpenReader(const RunOptions& o, Model& model) {
   return reader;
 }
 
-int RunPrompts(const RunOptions& o) {
+// Nothing is to be run: says so. Returns the exit code.
+int ConcludeWithoutRun(const RunOptions& o, Answers& answers) {
+  Say(answers.done_before > 0 ? "nothing left to do: every line has its record" : "0 prompts");
+  if (o.ordered && answers.records) answers.run.file->SortByLine();
+  return answers.failed_before == 0 ? 0 : 1;
+}
+
+int RunChecked(const RunOptions& o) {
   if (o.merge) return Merge(o);
   RefuseUnsupported(o);
   Model model(o.model);
@@ -365,12 +379,9 @@ int RunPrompts(const RunOptions& o) {
   }
   const Descriptor input = OpenInput(o);
   PlanRequest request = PlanRequestOf(o);
-  if (input.Get() >= 0) {
-    request.answers = CountAnswers(input.Get());
-  } else if (!o.prompts.empty()) {
-    request.answers = o.prompts.size();
-  }
-  const Plan plan = MakePlan(model, request);
+  std::optional<PromptSurvey> survey = Survey(o, input.Get(), {});
+  if (survey) request.answers = survey->Answers();
+  Plan plan = MakePlan(model, request);
   if (o.plan) {
     Print(plan.Table());
     return 0;
@@ -383,7 +394,13 @@ int RunPrompts(const RunOptions& o) {
   }
   Job job{o, model, tokenizer, plan, input.Get(), WantsText(o), ContextOf(o, tokenizer), {}};
   job.answers = OpenAnswers(o, job.text, [&] { return ManifestOf(o, model, plan, job.context); });
-  RefuseChangedPrompts(o, job.input, job.answers.run.finished);
+  if (job.answers.done_before > 0) {
+    // Memory for the answers that are left; the context, which the manifest has, stays.
+    survey = Survey(o, input.Get(), job.answers.run.finished);
+    if (survey) request.answers = survey->Answers();
+    plan = MakePlan(model, request);
+  }
+  if (survey && survey->whole && survey->lines == 0) return ConcludeWithoutRun(o, job.answers);
   // Records of a run that goes on have the ids they would have had.
   if (!job.answers.run.run_id.empty()) job.context.run_id = job.answers.run.run_id;
   Say(fmt::format("model: {} ({})", o.model.front(), model.FormatSummary()));
@@ -393,6 +410,17 @@ int RunPrompts(const RunOptions& o) {
                   DescribeSampling(o, config.generation)));
   Say(plan.Line());
   return Generate(std::move(job), signals);
+}
+
+int RunPrompts(const RunOptions& options) {
+  RunOptions o = options;
+  try {
+    o.output = OutputName(o.output);
+    RefuseForStandardOutput(o);
+    return RunChecked(o);
+  } catch (const UsageError& e) {
+    throw UsageError(NameVariables(e.what(), o.from_environment));
+  }
 }
 
 std::string VersionText() {

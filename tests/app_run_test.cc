@@ -371,7 +371,10 @@ TEST_CASE("every flag is an environment variable, and the command line wins") {
   CHECK(tokens(Run({"--max-tokens", "2"}, "Hello\n", environment)) == 2);
   const ProgramOutcome bad = Run(With({"-p", "Hello"}), "", {"COLIBRI_THREADS=many"});
   CHECK(bad.exit_code == 2);
-  CHECK(Contains(bad.err, "threads"));
+  CHECK(Contains(bad.err, "COLIBRI_THREADS"));
+  const ProgramOutcome refused = Run(With({"-p", "Hello"}), "", {"COLIBRI_CTX_SIZE=4k"});
+  CHECK(refused.exit_code == 2);
+  CHECK(Contains(refused.err, "COLIBRI_CTX_SIZE 4096: the model has 2048 positions"));
 }
 
 TEST_CASE("on a terminal no progress is drawn between answers") {

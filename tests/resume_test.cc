@@ -19,7 +19,6 @@
 
 using colibri::ChangedLine;
 using colibri::CheckAllLines;
-using colibri::FindChangedLine;
 using colibri::FinishedLines;
 using colibri::HashText;
 using colibri::InputFormat;
@@ -35,6 +34,7 @@ using colibri::Request;
 using colibri::RequestParser;
 using colibri::RunOutput;
 using colibri::RunOutputOptions;
+using colibri::SurveyLines;
 using colibri::TempDir;
 using colibri::TestManifest;
 using colibri::TestRecord;
@@ -83,7 +83,7 @@ std::string Changed(const std::string& input, const FinishedLines& finished,
                     std::optional<InputFormat> format = {}) {
   const TempDir dir;
   const Descriptor file(dir.Write("in", input));
-  const auto changed = FindChangedLine(file.Fd(), format, finished);
+  const auto changed = SurveyLines(file.Fd(), format, {}, finished).changed;
   CHECK(lseek(file.Fd(), 0, SEEK_CUR) == 0);
   return changed ? changed->what : "";
 }
@@ -155,7 +155,7 @@ TEST_CASE("plain lines and lines that cannot be parsed are compared too") {
 TEST_CASE("a pipe cannot be read twice") {
   int fds[2];
   REQUIRE(pipe2(fds, O_CLOEXEC) == 0);
-  CHECK_THROWS_AS(FindChangedLine(fds[0], {}, Finished({})), IoError);
+  CHECK_THROWS_AS(SurveyLines(fds[0], {}, {}, Finished({})), IoError);
   RequestParser parser = Parser();
   CHECK_THROWS_AS(CheckAllLines(fds[0], {}, parser, 4096), UsageError);
   close(fds[0]);
