@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -22,6 +23,7 @@
 #include "apps/line_options.h"
 #include "apps/progress.h"
 #include "apps/say.h"
+#include "apps/summary.h"
 #include "graph/engine.h"
 #include "io/check.h"
 #include "io/error.h"
@@ -31,6 +33,7 @@
 #include "runtime/ordered_release.h"
 #include "runtime/plan.h"
 #include "runtime/prompt_source.h"
+#include "runtime/tally.h"
 
 namespace colibri {
 namespace {
@@ -116,7 +119,10 @@ class Signals {
       const std::lock_guard lock(mutex_);
       // Kernel and shell may both tell of one closed terminal: that is no wish for more haste.
       if (signal == SIGHUP && count_ > 0 && stop_) continue;
-      if (count_++ > 0 || !stop_) _exit(130);
+      if (count_++ > 0 || !stop_) {
+        ShowStatus("");
+        _exit(130);
+      }
       Say("interrupted: finishing this sweep; once more to stop at once");
       stop_();
     }
@@ -213,15 +219,61 @@ struct Job {
   bool text = false;
   RecordContext context;
   Answers answers;
+  std::optional<PromptSurvey> survey;
 };
+
+// The tally of records as the output thread writes them, for whoever looks meanwhile.
+class SharedTally {
+ public:
+  void Add(const LineOutcome& line) {
+    const std::lock_guard lock(mutex_);
+    tally_.Add(line);
+  }
+  Tally Get() const {
+    const std::lock_guard lock(mutex_);
+    return tally_;
+  }
+  std::pair<uint64_t, uint64_t> Written() const {
+    const std::lock_guard lock(mutex_);
+    return {tally_.Lines(), tally_.Failed()};
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  Tally tally_;  // guarded by mutex_
+};
+
+// Lines that are still to be taken in and run; nullopt: unknown, as on a pipe.
+std::function<std::optional<double>(uint64_t lines_read)> UnreadOf(const Job& job,
+                                                                   const PromptSource& source) {
+  if (job.survey && job.survey->whole) {
+    return [lines = job.survey->lines](uint64_t read) {
+      return std::optional(static_cast<double>(lines - std::min(lines, read)));
+    };
+  }
+  const off_t start = job.input < 0 ? 0 : lseek(job.input, 0, SEEK_CUR);
+  return [&source, start, input = job.input, records = job.answers.done_before,
+          shards = job.options.shard.count](uint64_t) -> std::optional<double> {
+    struct stat info {};
+    if (fstat(input, &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+    const PromptSource::Taken taken = source.TakenSoFar();
+    const auto size = static_cast<uint64_t>(std::max<off_t>(0, info.st_size - start));
+    return GuessUnread(
+        {size, taken.bytes, taken.lines, records - std::min(records, taken.records), shards});
+  };
+}
 
 // After the last sweep: what is to be said, and the exit code.
 int Conclude(Job& job, OutputWriter& writer, const PromptSource& source, const LineFilter& filter,
-             const Engine& engine, const DeliveryTotals& totals, bool interrupted) {
+             const Engine& engine, const Deliverer& deliverer, const SharedTally& shared,
+             bool interrupted) {
   const OutputWriter::State state = writer.Finish();
-  if (totals.lines_done > 0) {
-    SayPart(Summary(engine.Stats(), totals, job.plan));
-  } else if (!interrupted && source.Error().empty()) {
+  const Tally tally = shared.Get();
+  if (tally.Lines() > 0 || deliverer.Tokens() > 0) {
+    const EngineStats stats = engine.Stats();
+    SayPart(LinesSummary(tally, deliverer.Tokens(), stats.seconds) +
+            MachineSummary(stats, job.plan));
+  } else if (!interrupted && state == OutputWriter::State::kOk && source.Error().empty()) {
     Say(job.answers.done_before > 0 ? "nothing left to do: every line has its record"
                                     : "0 prompts");
   }
@@ -235,7 +287,7 @@ int Conclude(Job& job, OutputWriter& writer, const PromptSource& source, const L
   }
   if (job.options.ordered && job.answers.records) job.answers.run.file->SortByLine();
   const bool all_fine =
-      totals.lines_failed == 0 && job.answers.failed_before == 0 && filter.Changed() == 0;
+      tally.Failed() == 0 && job.answers.failed_before == 0 && filter.Changed() == 0;
   return all_fine ? 0 : 1;
 }
 
@@ -267,11 +319,13 @@ int Generate(Job job, Signals& signals) {
   Say(fmt::format("mode: {} threads, {}, {}, {} reads, prefetch {}", job.plan.threads, SimdTarget(),
                   engine.ReaderName(), o.direct == OnOffAuto::kOn ? "direct" : "buffered",
                   o.prefetch == OnOffAuto::kOff ? "off" : "on"));
+  SharedTally tally;
   OutputWriter::Options writer_options;
   OutputWriter* writer_pointer = nullptr;
   writer_options.fd = job.answers.Fd();
   if (o.output != "-") writer_options.name = o.output;
   if (job.answers.records) writer_options.advice = "--resume goes on";
+  writer_options.on_line = [&tally](const LineOutcome& line) { tally.Add(line); };
   writer_options.on_written = [&](uint32_t sequence) {
     if (writer_pointer->GetState() != OutputWriter::State::kOk) engine.Stop();
     if (sequence != OutputWriter::kNoToken) engine.Closed(sequence);
@@ -281,7 +335,9 @@ int Generate(Job job, Signals& signals) {
   // A file of records is sorted at the end, so that nothing finished waits in memory.
   if (o.ordered && !stream && !job.answers.records) {
     ordered.emplace(
-        [&writer](std::string record, uint32_t token) { writer.Push(std::move(record), token); },
+        [&writer](std::string record, uint32_t token, OrderedRelease::Line line) {
+          writer.Push(std::move(record), token, std::move(line));
+        },
         OutputWriter::kNoToken);
   }
   Deliverer::Options delivery;
@@ -298,12 +354,14 @@ int Generate(Job job, Signals& signals) {
     // A single answer is its own progress, and a bar would be drawn into answers on a terminal.
     const bool screen = o.output == "-" && isatty(STDOUT_FILENO) != 0 && isatty(STDERR_FILENO) != 0;
     const bool quiet = (stream || screen) && o.progress == ProgressFormat::kAuto;
-    Progress progress(quiet ? ProgressFormat::kOff : o.progress, engine, deliverer,
-                      job.model.Config().layers);
+    Progress progress(quiet ? ProgressFormat::kOff : o.progress,
+                      {engine, deliverer, job.plan, job.model.Config().layers,
+                       [&tally] { return tally.Written(); }, UnreadOf(job, source),
+                       !job.survey || !job.survey->whole});
     engine.Run(deliverer);
   }
   if (ordered) ordered->Flush();
-  return Conclude(job, writer, source, filter, engine, deliverer.Totals(), signals.Interrupted());
+  return Conclude(job, writer, source, filter, engine, deliverer, tally, signals.Interrupted());
 }
 
 }  // namespace
@@ -392,7 +450,7 @@ int RunChecked(const RunOptions& o) {
     RequestParser parser(tokenizer, config.vocab, MakeRequestDefaults(o, config.generation));
     CheckStrictly(o, input.Get(), parser, plan.context);
   }
-  Job job{o, model, tokenizer, plan, input.Get(), WantsText(o), ContextOf(o, tokenizer), {}};
+  Job job{o, model, tokenizer, plan, input.Get(), WantsText(o), ContextOf(o, tokenizer), {}, {}};
   job.answers = OpenAnswers(o, job.text, [&] { return ManifestOf(o, model, plan, job.context); });
   if (job.answers.done_before > 0) {
     // Memory for the answers that are left; the context, which the manifest has, stays.
@@ -401,6 +459,7 @@ int RunChecked(const RunOptions& o) {
     plan = MakePlan(model, request);
   }
   if (survey && survey->whole && survey->lines == 0) return ConcludeWithoutRun(o, job.answers);
+  job.survey = survey;
   // Records of a run that goes on have the ids they would have had.
   if (!job.answers.run.run_id.empty()) job.context.run_id = job.answers.run.run_id;
   Say(fmt::format("model: {} ({})", o.model.front(), model.FormatSummary()));

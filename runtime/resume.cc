@@ -104,8 +104,8 @@ PromptSurvey SurveyLines(int fd, std::optional<InputFormat> format, const LineSh
     }
     const bool whole = next == LineSource::Next::kLine;
     if (whole && !format) format = FormatFromLine(text);
-    surveyor.Take(number, whole ? &text : nullptr, format.value_or(InputFormat::kLines));
     if (surveyor.BeyondRecords()) beyond += whole ? text.size() + 1 : LineSource::kMaxLine;
+    surveyor.Take(number, whole ? &text : nullptr, format.value_or(InputFormat::kLines));
   }
   lseek(fd, start, SEEK_SET);
   return survey;
