@@ -95,9 +95,9 @@ std::optional<double> SweepPace::SecondsLeft(double now, double sweeps) const {
 
 std::string DurationText(double seconds) {
   const double rounded = std::round(seconds);
-  if (rounded < 90) return fmt::format("{:.0f} s", rounded);
+  if (rounded < 120) return fmt::format("{:.0f} s", rounded);
   const auto minutes = static_cast<int64_t>(std::min(std::round(seconds / 60), 1e12));
-  if (minutes < 90) return fmt::format("{} min", minutes);
+  if (minutes < 120) return fmt::format("{} min", minutes);
   if (minutes < 48 * 60) return fmt::format("{} h {:02} min", minutes / 60, minutes % 60);
   const int64_t hours = (minutes + 30) / 60;
   return fmt::format("{} d {} h", hours / 24, hours % 24);

@@ -1,3 +1,4 @@
+// Length: one table of all flags, in the order of --help, and what their combinations mean.
 #include "apps/flags.h"
 
 #include <fmt/format.h>

@@ -2,12 +2,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -23,6 +21,7 @@
 #include "apps/line_options.h"
 #include "apps/progress.h"
 #include "apps/say.h"
+#include "apps/signals.h"
 #include "apps/summary.h"
 #include "graph/engine.h"
 #include "io/check.h"
@@ -80,74 +79,6 @@ Descriptor OpenInput(const RunOptions& o) {
   }
   return Descriptor(fd);
 }
-
-// Waits for SIGINT, SIGTERM and SIGHUP on a thread of its own: the first ends the run after the
-// sweep under way, the second, or one that comes while nothing runs, at once.
-class Signals {
- public:
-  // Before any other thread exists: they inherit the blocked signals.
-  Signals() {
-    sigemptyset(&set_);
-    for (int signal : {SIGINT, SIGTERM, SIGUSR2}) sigaddset(&set_, signal);
-    // A terminal that closes ends the run too, unless whoever started it said not to (nohup).
-    struct sigaction hangup {};
-    if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) {
-      sigaddset(&set_, SIGHUP);
-    }
-    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
-    ::signal(SIGPIPE, SIG_IGN);
-    thread_ = std::thread([this] { Loop(); });
-  }
-  // What the first signal calls; nullptr: nothing runs.
-  void OnFirst(std::function<void()> stop) {
-    const std::lock_guard lock(mutex_);
-    stop_ = std::move(stop);
-  }
-  bool Interrupted() const { return count_ > 0; }
-  ~Signals() {
-    done_ = true;
-    pthread_kill(thread_.native_handle(), SIGUSR2);
-    thread_.join();
-  }
-
- private:
-  void Loop() {
-    for (;;) {
-      int signal = 0;
-      if (sigwait(&set_, &signal) != 0 || done_) return;
-      if (signal == SIGUSR2) continue;
-      const std::lock_guard lock(mutex_);
-      // Kernel and shell may both tell of one closed terminal: that is no wish for more haste.
-      if (signal == SIGHUP && count_ > 0 && stop_) continue;
-      if (count_++ > 0 || !stop_) {
-        ShowStatus("");
-        _exit(130);
-      }
-      Say("interrupted: finishing this sweep; once more to stop at once");
-      stop_();
-    }
-  }
-  sigset_t set_;
-  std::atomic<int> count_{0};
-  std::atomic<bool> done_{false};
-  std::mutex mutex_;
-  std::function<void()> stop_;  // guarded by mutex_
-  std::thread thread_;
-};
-
-// While it lives a signal stops this engine.
-class StopOnSignal {
- public:
-  StopOnSignal(Signals& signals, Engine& engine) : signals_(signals) {
-    signals_.OnFirst([&engine] { engine.Stop(); });
-  }
-  ~StopOnSignal() { signals_.OnFirst(nullptr); }
-  StopOnSignal(const StopOnSignal&) = delete;
-  StopOnSignal& operator=(const StopOnSignal&) = delete;
-
- private:
-  Signals& signals_;
-};
 
 std::string ModelName(const std::string& directory) {
   std::filesystem::path path(directory);
