@@ -260,8 +260,8 @@ TEST_CASE("a run that goes on plans memory for the answers that are left") {
   const TempDir dir;
   const std::string out = dir.Path("answers.jsonl");
   std::string text = "Hello\nGood morning\n";
-  const Words words = {
-      "-i",      dir.Write("prompts", text), "-o", out, "--max-tokens", "2", "--resume"};
+  const Words words = {"-i",      dir.Write("prompts", text), "-o", out, "--max-tokens", "2",
+                       "--resume"};
   const ProgramOutcome first = Run(words);
   REQUIRE(first.exit_code == 0);
   CHECK(Contains(first.err, "2 answers at once"));
