@@ -1,9 +1,6 @@
 #include "runtime/prompt_source.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <utility>
 
 #include "runtime/line_id.h"
@@ -12,44 +9,10 @@
 namespace colibri {
 namespace {
 
-constexpr off_t kCheapToCount = off_t{16} << 20;
-
-// A key "n" with a value other than 1 and null. Sees one in a prompt's text too, which costs a
-// little memory and changes no answer.
-bool MayAskForSeveral(std::string_view line) {
-  constexpr std::string_view kKey = "\"n\"", kBlank = " \t";
-  for (size_t at = 0; (at = line.find(kKey, at)) != std::string_view::npos;) {
-    at += kKey.size();
-    size_t next = line.find_first_not_of(kBlank, at);
-    if (next == std::string_view::npos || line[next] != ':') continue;
-    next = line.find_first_not_of(kBlank, next + 1);
-    if (next == std::string_view::npos) continue;
-    const std::string_view value = line.substr(next, line.find_first_of(",} \t", next) - next);
-    if (value != "1" && value != "null") return true;
-  }
-  return false;
-}
+// Skipped lines a call, by their bytes and 1 KiB for each: some milliseconds.
+constexpr int64_t kSkipACall = int64_t{1} << 20;
 
 }  // namespace
-
-std::optional<uint64_t> CountAnswers(int fd) {
-  struct stat info {};
-  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
-  const off_t start = lseek(fd, 0, SEEK_CUR);
-  if (start < 0 || info.st_size - start > kCheapToCount) return std::nullopt;
-  LineSource lines(fd);
-  std::string line;
-  uint64_t count = 0, number = 0;
-  bool several = false;
-  LineSource::Next next = LineSource::Next::kLine;
-  while ((next = lines.TryNext(&line, &number)) == LineSource::Next::kLine) {
-    ++count;
-    several = several || MayAskForSeveral(line);
-  }
-  lseek(fd, start, SEEK_SET);
-  if (several || next != LineSource::Next::kEnd) return std::nullopt;
-  return count;
-}
 
 bool PromptSource::Buffered() const {
   return options_.fd < 0 ? next_prompt_ < options_.prompts.size() : lines_.Buffered();
@@ -64,7 +27,8 @@ RequestSource::Next PromptSource::TryNext(Request* request, std::optional<LineEr
     }
     return End();
   }
-  for (;;) {
+  for (int64_t budget = kSkipACall; budget > 0;
+       budget -= 1024 + static_cast<int64_t>(line_.size())) {
     uint64_t number = 0;
     switch (lines_.TryNext(&line_, &number)) {
       case LineSource::Next::kAgain:
@@ -75,6 +39,7 @@ RequestSource::Next PromptSource::TryNext(Request* request, std::optional<LineEr
         error_ = lines_.Error();
         return Next::kEnd;
       case LineSource::Next::kTooLong: {
+        Count();
         if (Skipped(number, 0, nullptr)) continue;
         ParsedLine line;
         line.line = number;
@@ -84,6 +49,7 @@ RequestSource::Next PromptSource::TryNext(Request* request, std::optional<LineEr
         return Parsed(std::move(line), request, error);
       }
       case LineSource::Next::kLine:
+        Count();
         break;
     }
     if (!options_.format) {
@@ -95,6 +61,12 @@ RequestSource::Next PromptSource::TryNext(Request* request, std::optional<LineEr
                                                           : parser_.ParseText(line_, number),
                   request, error);
   }
+  return Next::kSkipped;
+}
+
+void PromptSource::Count() {
+  bytes_ = lines_.TakenBytes();
+  ++taken_;
 }
 
 // `line`: nullptr for one too long to be read.
@@ -105,7 +77,9 @@ bool PromptSource::Skipped(uint64_t number, uint64_t line_hash, const std::strin
   if (line != nullptr) {
     id = LineCustomId(*line, number, jsonl ? InputFormat::kJsonl : InputFormat::kLines);
   }
-  if (options_.filter->Runs({number, line_hash, id})) return false;
+  const bool runs = options_.filter->Runs({number, line_hash, id});
+  records_ = options_.filter->Skipped() + options_.filter->Changed();
+  if (runs) return false;
   if (jsonl) parser_.Remember(id);
   return true;
 }

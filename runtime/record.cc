@@ -143,6 +143,7 @@ struct BuiltChoices {
   Json choices = Json::array();
   Json causes = Json::array(), matched = Json::array(), warnings = Json::array();
   int64_t tokens = 0, reasoning_tokens = 0;
+  int32_t calling = 0;
 };
 
 void AddChoice(const Request& request, const Choice& choice, const Tokenizer& tokenizer,
@@ -179,6 +180,7 @@ void AddChoice(const Request& request, const Choice& choice, const Tokenizer& to
                       : request.chat    ? ChatLogprobs(tokenizer, choice)
                                      : CompletionLogprobs(tokenizer, request, choice, text.content);
   entry["finish_reason"] = FinishReason(choice, calls);
+  if (entry["finish_reason"] == "tool_calls") ++out->calling;
   out->choices.push_back(std::move(entry));
 }
 
@@ -228,9 +230,11 @@ const char* StopCauseName(StopCause cause) {
 }
 
 std::string BuildRecord(const Request& request, std::span<const Choice> choices,
-                        const LineFigures& figures, const RecordContext& context) {
+                        const LineFigures& figures, const RecordContext& context,
+                        RecordTotals* totals) {
   BuiltChoices built;
   for (const Choice& choice : choices) AddChoice(request, choice, *context.tokenizer, &built);
+  if (totals != nullptr) *totals = {built.reasoning_tokens, built.calling};
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   const std::string id = HashHex({context.run_id, request.custom_id});
   Json body = {{"id", (request.chat ? "chatcmpl-" : "cmpl-") + id},

@@ -173,15 +173,15 @@ TEST_CASE("attention has the bits of the scalar reference on targets that fuse m
 }
 
 TEST_CASE("rows attended to together have the bits they have alone") {
-  const std::vector<int32_t> listed{0, 3, 64, 65, 66, 127, 149};
+  const std::vector<int32_t> listed{0, 3, 64, 65, 66, 127, 139};
   const int32_t heads = 19;
-  const Attention attention({heads, 24, 4, 200}, 9, 64);
+  const Attention attention({heads, 18, 4, 140}, 9, 64);
   ForEachTarget([&](const std::string& target) {
     CAPTURE(target);
     const std::vector<float> alone = [&] {
       std::vector<float> rows;
       for (size_t r = 0; r < 64; ++r) {
-        const RowSet set{137 + static_cast<int32_t>(r), r % 7 == 4 ? &listed : nullptr};
+        const RowSet set{77 + static_cast<int32_t>(r), r % 7 == 4 ? &listed : nullptr};
         const std::vector<float> row = attention.Rows(KvType::kF32, 16, r, {set}, {0, heads});
         rows.insert(rows.end(), row.begin(), row.end());
       }
@@ -194,16 +194,14 @@ TEST_CASE("rows attended to together have the bits they have alone") {
       std::vector<RowSet> sets;
       const size_t first = 64 - count;
       for (size_t r = first; r < 64; ++r) {
-        sets.push_back({137 + static_cast<int32_t>(r), r % 7 == 4 ? &listed : nullptr});
+        sets.push_back({77 + static_cast<int32_t>(r), r % 7 == 4 ? &listed : nullptr});
       }
       const std::vector<float> expected(alone.begin() + static_cast<std::ptrdiff_t>(first * width),
                                         alone.end());
-      for (const auto& cuts :
-           std::vector<std::vector<int32_t>>{{0, heads}, {0, 1, 16, 18, heads}}) {
-        for (int32_t page : {4, 16, 32}) {
-          CHECK(SameBits(attention.Rows(KvType::kBF16, page, first, sets, cuts), expected));
-        }
-      }
+      const std::vector<int32_t> whole{0, heads}, cut{0, 1, 16, 18, heads};
+      CHECK(SameBits(attention.Rows(KvType::kBF16, 4, first, sets, whole), expected));
+      CHECK(SameBits(attention.Rows(KvType::kF32, 16, first, sets, cut), expected));
+      CHECK(SameBits(attention.Rows(KvType::kBF16, 32, first, sets, cut), expected));
     }
   });
 }
