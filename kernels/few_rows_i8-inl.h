@@ -65,7 +65,7 @@ HWY_INLINE void AddLanes(const VI32* v, VI32* low, VI32* high) {
                       hn::BitCast(d, hn::InterleaveUpper(d64, a, b)));
   }
   // Block b of four[i]: rows 4 * i .., a quarter of the lanes.
-  const auto blocks = [](VI32 a, VI32 b) HWY_ATTR {
+  const auto blocks = [](VI32 a, VI32 b) COLIBRI_ATTR {
     return hn::Add(VI32{_mm512_shuffle_i32x4(a.raw, b.raw, 0x88)},
                    VI32{_mm512_shuffle_i32x4(a.raw, b.raw, 0xDD)});
   };
@@ -190,7 +190,7 @@ HWY_NOINLINE void MultiplyLanes(const Strip& strip, const Shape& shape, size_t o
   // of the dot loop with 16 rows, 66 so).
   constexpr size_t kAhead = 2, kBuffers = 4;
   alignas(64) uint32_t words[kBuffers][kLaneOutputs][kPanelColumns];
-  const auto unpack = [&](size_t run) HWY_ATTR {
+  const auto unpack = [&](size_t run) COLIBRI_ATTR {
     if (run >= shape.runs) return;
     for (size_t k = 0; k < kLaneOutputs; ++k) {
       alignas(64) std::byte scratch[64];

@@ -156,7 +156,7 @@ template <class Kind, class EachStrips>
 HWY_NOINLINE void MultiplyPacked(const Shape& shape, const Activations& a, size_t first,
                                  size_t rows, const EachStrips& each) {
   const LanePack x(shape, a, first, rows);
-  each([&](const Strip* strips, size_t count, float* sums) HWY_ATTR {
+  each([&](const Strip* strips, size_t count, float* sums) COLIBRI_ATTR {
     for (size_t o = 0; o < count * kStripOutputs; o += kLaneOutputs) {
       MultiplyLanes<Kind>(strips[o / kStripOutputs], shape, o % kStripOutputs, x, rows, sums + o,
                           kTileStride);
@@ -173,7 +173,7 @@ HWY_INLINE void MultiplyRows(const Shape& shape, const Activations& a, size_t fi
     }
   }
   each([&](const Strip* strips, size_t count, float* sums)
-           HWY_ATTR { MultiplyStrips<Kind>(strips, count, shape, a, first, rows, sums); });
+           COLIBRI_ATTR { MultiplyStrips<Kind>(strips, count, shape, a, first, rows, sums); });
 }
 
 // Calls body(Kind()) for what `w` needs.
@@ -189,10 +189,10 @@ void MatmulInt8(const PackedMatrix& w, int32_t first, int32_t last, const Quanti
   const Activations a{x, index};
   const Shape shape(x);
   const auto end = static_cast<size_t>(last);
-  WithKind(w, [&](auto kind) HWY_ATTR {
+  WithKind(w, [&](auto kind) COLIBRI_ATTR {
     for (size_t row = 0; row < rows; row += kRowGroup) {
       const size_t n = std::min(kRowGroup, rows - row);
-      MultiplyRows<decltype(kind)>(shape, a, row, n, [&](const auto& multiply) HWY_ATTR {
+      MultiplyRows<decltype(kind)>(shape, a, row, n, [&](const auto& multiply) COLIBRI_ATTR {
         alignas(64) float sums[kRowGroup * kTileStride];
         for (auto o = static_cast<size_t>(first); o < end; o += kTileStride) {
           Strip strips[kTileStrips] = {Strip(w, o, end), Strip()};
@@ -216,10 +216,10 @@ void GateUpInt8(const PackedMatrix& gate, const PackedMatrix& up, int32_t first,
   const Activations a{x, index};
   const Shape shape(x);
   const auto end = static_cast<size_t>(last);
-  WithKind(gate, [&](auto kind) HWY_ATTR {
+  WithKind(gate, [&](auto kind) COLIBRI_ATTR {
     for (size_t row = 0; row < rows; row += kRowGroup) {
       const size_t n = std::min(kRowGroup, rows - row);
-      MultiplyRows<decltype(kind)>(shape, a, row, n, [&](const auto& multiply) HWY_ATTR {
+      MultiplyRows<decltype(kind)>(shape, a, row, n, [&](const auto& multiply) COLIBRI_ATTR {
         alignas(64) float sums[kRowGroup * kTileStride];
         for (auto o = static_cast<size_t>(first); o < end; o += kStripOutputs) {
           const Strip strips[kTileStrips] = {Strip(gate, o, end), Strip(up, o, end)};
