@@ -77,16 +77,18 @@ void RefuseSameFile(const RunOptions& o, int input) {
   }
 }
 
-void RefuseChangedPrompts(const RunOptions& o, int input, const FinishedLines& finished) {
+void RefuseChangedPrompts(const RunOptions& o, int input, const FinishedLines& finished,
+                          int32_t context) {
   if (finished.Empty() || input < 0 || !FromBeginning(input)) return;
-  const std::optional<ChangedLine> changed = FindChangedLine(input, GivenFormat(o), finished);
+  const std::optional<ChangedLine> changed =
+      FindChangedLine(input, GivenFormat(o), finished, context);
   if (!changed) return;
   throw UsageError(fmt::format("{} cannot be resumed: {} of {}", o.output, changed->what,
                                o.input == "-" ? "standard input" : o.input));
 }
 
-void CheckStrictly(const RunOptions& o, int input, RequestParser& parser, int32_t context) {
-  const StrictReport report = CheckAllLines(input, GivenFormat(o), parser, context);
+void CheckStrictly(const RunOptions& o, int input, RequestParser& parser) {
+  const StrictReport report = CheckAllLines(input, GivenFormat(o), parser);
   if (report.bad > 0) throw UsageError(fmt::format("--strict: {}", report.Text()));
 }
 

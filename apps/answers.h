@@ -34,10 +34,11 @@ void RefuseSameFile(const RunOptions& options, int input);
 
 // Throws UsageError if a prompt that has an answer was changed. Only where the prompts can be read
 // twice; on a pipe the LineFilter notices.
-void RefuseChangedPrompts(const RunOptions& options, int input, const FinishedLines& finished);
+void RefuseChangedPrompts(const RunOptions& options, int input, const FinishedLines& finished,
+                          int32_t context);
 
 // --strict. Throws UsageError: lines that cannot be answered, or a pipe.
-void CheckStrictly(const RunOptions& options, int input, RequestParser& parser, int32_t context);
+void CheckStrictly(const RunOptions& options, int input, RequestParser& parser);
 
 // --merge. Returns the exit code: 0, or 1 if a line is missing or failed. Throws as MergeOutputs.
 int Merge(const RunOptions& options);

@@ -239,7 +239,7 @@ int Generate(Job job, Signals& signals) {
   RequestDefaults defaults = MakeRequestDefaults(o, job.model.Config().generation);
   const bool stream = job.text && o.prompts.size() == 1;
   defaults.keep_prompt_text = job.text && !stream;
-  RequestParser parser(job.tokenizer, job.model.Config().vocab, defaults);
+  RequestParser parser(job.tokenizer, job.model.Config().vocab, job.plan.context, defaults);
   LineFilter filter(o.shard, std::move(job.answers.run.finished),
                     [said = false](const ChangedLine& changed) mutable {
                       if (!std::exchange(said, true)) {
@@ -275,7 +275,7 @@ int Generate(Job job, Signals& signals) {
   if (o.ordered && !stream && !job.answers.records) {
     ordered.emplace(
         [&writer](std::string record, uint32_t token) { writer.Push(std::move(record), token); },
-        OutputWriter::kNoToken);
+        OutputWriter::kNoToken, job.plan.held_back);
   }
   Deliverer::Options delivery;
   delivery.context = job.context;
@@ -326,6 +326,7 @@ EngineOptions EngineOptionsOf(const RunOptions& o, const Plan& plan) {
   e.scheduler.rows = plan.rows;
   e.scheduler.prefill_rows = plan.prefill_rows;
   e.scheduler.frames = plan.frames;
+  e.scheduler.line_pool = plan.line_pool;
   e.kv_pages = plan.kv_pages;
   e.page_tokens = plan.page_tokens;
   e.kv_type = o.f32_kv ? KvType::kF32 : KvType::kBF16;
@@ -365,11 +366,17 @@ int RunPrompts(const RunOptions& o) {
   }
   const Descriptor input = OpenInput(o);
   PlanRequest request = PlanRequestOf(o);
+  request.context = o.ctx_size > 0 ? o.ctx_size : DefaultContext(config);
+  request.token_bytes = tokenizer.MostBytes(1);
   if (input.Get() >= 0) {
-    request.answers = CountAnswers(input.Get());
+    const InputSurvey survey = SurveyInput(input.Get(), request.context);
+    request.answers = survey.answers;
+    request.logprobs = survey.logprobs && GivenFormat(o) != InputFormat::kLines;
   } else if (!o.prompts.empty()) {
     request.answers = o.prompts.size();
+    request.logprobs = false;
   }
+  request.held_back = o.ordered && (o.output == "-" || WantsText(o));
   const Plan plan = MakePlan(model, request);
   if (o.plan) {
     Print(plan.Table());
@@ -378,12 +385,13 @@ int RunPrompts(const RunOptions& o) {
   Signals signals;
   RefuseSameFile(o, input.Get());
   if (o.strict) {
-    RequestParser parser(tokenizer, config.vocab, MakeRequestDefaults(o, config.generation));
-    CheckStrictly(o, input.Get(), parser, plan.context);
+    RequestParser parser(tokenizer, config.vocab, plan.context,
+                         MakeRequestDefaults(o, config.generation));
+    CheckStrictly(o, input.Get(), parser);
   }
   Job job{o, model, tokenizer, plan, input.Get(), WantsText(o), ContextOf(o, tokenizer), {}};
   job.answers = OpenAnswers(o, job.text, [&] { return ManifestOf(o, model, plan, job.context); });
-  RefuseChangedPrompts(o, job.input, job.answers.run.finished);
+  RefuseChangedPrompts(o, job.input, job.answers.run.finished, plan.context);
   // Records of a run that goes on have the ids they would have had.
   if (!job.answers.run.run_id.empty()) job.context.run_id = job.answers.run.run_id;
   Say(fmt::format("model: {} ({})", o.model.front(), model.FormatSummary()));

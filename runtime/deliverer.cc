@@ -105,7 +105,10 @@ void Deliverer::FinishLine(Sequence& s) {
   std::sort(line.finished.begin(), line.finished.end(),
             [](const Choice& a, const Choice& b) { return a.index < b.index; });
   Count(line.error.has_value());
-  Push(line, options_.text ? Text(line) : Record(line, FiguresOf(s)), s.index);
+  std::string output = options_.text ? Text(line) : Record(line, FiguresOf(s));
+  // The sequence may wait for slow output: what is in the text need not be held twice.
+  line.finished = {};
+  Push(line, std::move(output), s.index);
 }
 
 void Deliverer::Refuse(Sequence& s) {

@@ -32,23 +32,32 @@ bool MayAskForSeveral(std::string_view line) {
 
 }  // namespace
 
-std::optional<uint64_t> CountAnswers(int fd) {
+InputSurvey SurveyInput(int fd, int32_t context) {
   struct stat info {};
-  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return {};
   const off_t start = lseek(fd, 0, SEEK_CUR);
-  if (start < 0 || info.st_size - start > kCheapToCount) return std::nullopt;
-  LineSource lines(fd);
+  if (start < 0 || info.st_size - start > kCheapToCount) return {};
+  LineSource lines(fd, MaxLineBytes(context));
   std::string line;
   uint64_t count = 0, number = 0;
-  bool several = false;
-  LineSource::Next next = LineSource::Next::kLine;
-  while ((next = lines.TryNext(&line, &number)) == LineSource::Next::kLine) {
+  bool several = false, logprobs = false;
+  LineSource::Next next = LineSource::Next::kEnd;
+  for (;;) {
+    next = lines.TryNext(&line, &number);
+    if (next != LineSource::Next::kLine && next != LineSource::Next::kTooLong) break;
     ++count;
+    if (next == LineSource::Next::kTooLong) continue;
     several = several || MayAskForSeveral(line);
+    // As a key, or in a prompt's text, which costs a little memory and changes no answer. A key may
+    // spell its letters as \u006c.
+    logprobs = logprobs || line.find("logprobs") != std::string::npos ||
+               line.find("\\u00") != std::string::npos;
   }
   lseek(fd, start, SEEK_SET);
-  if (several || next != LineSource::Next::kEnd) return std::nullopt;
-  return count;
+  if (next != LineSource::Next::kEnd) return {};
+  InputSurvey survey{count, logprobs};
+  if (several) survey.answers.reset();
+  return survey;
 }
 
 bool PromptSource::Buffered() const {
@@ -79,7 +88,9 @@ RequestSource::Next PromptSource::TryNext(Request* request, std::optional<LineEr
         ParsedLine line;
         line.line = number;
         line.error = {400, "line_too_long",
-                      fmt::format("line {} is longer than {} bytes", number, LineSource::kMaxLine),
+                      fmt::format("line {} is longer than {} bytes, the most for a context of {} "
+                                  "tokens: --ctx-size raises it",
+                                  number, MaxLineBytes(parser_.Context()), parser_.Context()),
                       ""};
         return Parsed(std::move(line), request, error);
       }
@@ -103,7 +114,8 @@ bool PromptSource::Skipped(uint64_t number, uint64_t line_hash, const std::strin
   const bool jsonl = options_.fd >= 0 && options_.format == InputFormat::kJsonl;
   std::string id;
   if (line != nullptr) {
-    id = LineCustomId(*line, number, jsonl ? InputFormat::kJsonl : InputFormat::kLines);
+    id = LineCustomId(*line, number, jsonl ? InputFormat::kJsonl : InputFormat::kLines,
+                      parser_.Context());
   }
   if (options_.filter->Runs({number, line_hash, id})) return false;
   if (jsonl) parser_.Remember(id);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/line_limits.h"
 #include "runtime/line_source.h"
 #include "runtime/request_parser.h"
 #include "runtime/resume.h"
@@ -16,9 +17,14 @@
 
 namespace colibri {
 
-// How many answers the prompts from the position of `fd` on can ask for; the position stays.
-// nullopt: it cannot be told cheaply (a pipe, a file of more than 16 MiB, lines with n > 1).
-std::optional<uint64_t> CountAnswers(int fd);
+// What the prompts from the position of `fd` on can ask for; the position stays. `context`: of the
+// run, for its limits of lines. Where it cannot be told cheaply (a pipe, a file of more than 16
+// MiB) they may ask for anything.
+struct InputSurvey {
+  std::optional<uint64_t> answers;  // nullopt: not known, as with n > 1
+  bool logprobs = true;
+};
+InputSurvey SurveyInput(int fd, int32_t context);
 
 class PromptSource final : public RequestSource {
  public:
@@ -37,7 +43,9 @@ class PromptSource final : public RequestSource {
   };
 
   PromptSource(Options options, RequestParser& parser)
-      : options_(std::move(options)), parser_(parser), lines_(options_.fd) {}
+      : options_(std::move(options)),
+        parser_(parser),
+        lines_(options_.fd, MaxLineBytes(parser.Context())) {}
 
   Next TryNext(Request* request, std::optional<LineError>* error) override;
   int Fd() const override { return options_.fd; }

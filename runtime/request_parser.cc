@@ -14,6 +14,7 @@
 #include "runtime/chat_template.h"
 #include "runtime/json_text.h"
 #include "runtime/line_id.h"
+#include "runtime/line_limits.h"
 #include "runtime/text_hash.h"
 #include "runtime/tokenizer.h"
 #include "runtime/tool_calls.h"
@@ -29,10 +30,40 @@ constexpr std::string_view kCompletionUrl = "/v1/completions";
 constexpr std::string_view kPrefix = "[gMASK]<sop>";
 
 // At most this much of a value is repeated in a message.
+constexpr size_t kShown = 60;
+
+// What dump() gives, or a beginning of it of more than kShown bytes: a value may be as long as a
+// line.
+void AppendShort(const Json& value, std::string* out) {
+  const bool object = value.is_object();
+  if (value.is_string()) {
+    // Each byte gives one or more, and the character that is cut stands behind what is shown.
+    const std::string& text = value.get_ref<const std::string&>();
+    *out += Json(text.substr(0, kShown + 4)).dump(-1, ' ', true, Json::error_handler_t::replace);
+  } else if (object || value.is_array()) {
+    *out += object ? '{' : '[';
+    const char* separator = "";
+    for (const auto& [key, member] : value.items()) {
+      if (out->size() > kShown) return;
+      *out += separator;
+      if (object) {
+        AppendShort(key, out);
+        *out += ':';
+      }
+      AppendShort(member, out);
+      separator = ",";
+    }
+    *out += object ? '}' : ']';
+  } else {
+    *out += value.dump();
+  }
+}
+
 std::string Show(const Json& value) {
   if (IsBigInteger(value)) return BigIntegerDigits(value).substr(0, 40);
-  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  std::string text;
+  AppendShort(value, &text);
+  if (text.size() > kShown) text = text.substr(0, kShown - 3) + "...";
   return text;
 }
 
@@ -93,6 +124,10 @@ std::vector<std::string> StopField(const Json& value) {
   }
   for (const std::string& text : stop) {
     if (text.empty()) BadValue("stop", value, "an empty stop string would end every line at once");
+    if (text.size() > kMaxStopBytes) {
+      BadValue("stop", value,
+               fmt::format("strings of at most {} bytes are expected", kMaxStopBytes));
+    }
   }
   return stop;
 }
@@ -154,8 +189,9 @@ bool IsNeutral(const std::string& field, const Json& value, bool chat, bool has_
 // Reads one body into one Request.
 class BodyReader {
  public:
-  BodyReader(const Tokenizer& tokenizer, int32_t vocab, const RequestDefaults& defaults)
-      : tokenizer_(tokenizer), vocab_(vocab), defaults_(defaults) {
+  BodyReader(const Tokenizer& tokenizer, int32_t vocab, int32_t context,
+             const RequestDefaults& defaults)
+      : tokenizer_(tokenizer), vocab_(vocab), context_(context), defaults_(defaults) {
     arguments_.enable_thinking = defaults.thinking;
     arguments_.reasoning_effort = defaults.effort;
     request_.sampling = defaults.sampling;
@@ -191,7 +227,10 @@ class BodyReader {
       request_.chat = false;
       CompletionText(prompt);
     } else {
-      const Json messages = Json::array({{{"role", "user"}, {"content", std::string(prompt)}}});
+      Json message = {{"role", "user"}};
+      message["content"] = std::string(prompt);
+      Json messages = Json::array();
+      messages.push_back(std::move(message));
       Render(messages, Json());
     }
     if (defaults_.keep_prompt_text) request_.prompt_text = std::string(prompt);
@@ -309,7 +348,8 @@ class BodyReader {
       if (thinks) arguments_.reasoning_effort = effort_;
     }
     const auto found = body.find("messages");
-    const Json messages = found == body.end() ? Json() : *found;
+    const Json none;
+    const Json& messages = found == body.end() ? none : *found;
     CheckMessages(messages);
     if (continue_) {
       if (generation_prompt_.value_or(false)) {
@@ -322,16 +362,26 @@ class BodyReader {
     const auto tools = body.find("tools");
     if (tools != body.end() && !tools->is_null()) {
       CheckTools(*tools);
-      request_.string_arguments = StringArguments(*tools);
     }
-    Render(messages, request_.has_tools ? *tools : Json());
+    Render(messages, request_.has_tools ? *tools : none);
+    // After it: the tools are now known to be no longer than a prompt.
+    if (request_.has_tools) request_.string_arguments = StringArguments(*tools);
     if (defaults_.keep_prompt_text) request_.prompt_text = LastUserText(messages);
   }
 
   void Render(const Json& messages, const Json& tools) {
+    const auto most = static_cast<size_t>(context_);
     try {
-      request_.prompt = EncodePieces(tokenizer_, RenderChat(messages, tools, arguments_),
-                                     defaults_.parse_special);
+      auto ids =
+          EncodePieces(tokenizer_,
+                       RenderChat(messages, tools, arguments_,
+                                  {std::min(tokenizer_.MostBytes(most), MaxLineBytes(context_)),
+                                   MaxLineValues(context_)}),
+                       defaults_.parse_special, most);
+      if (!ids) PromptTooLong();
+      request_.prompt = std::move(*ids);
+    } catch (const TextTooLong&) {
+      PromptTooLong();
     } catch (const TemplateError& error) {
       throw LineRefusal("invalid_request", "messages", error.what());
     }
@@ -371,19 +421,27 @@ class BodyReader {
     }
   }
 
+  [[noreturn]] void PromptTooLong() const {
+    LineError error =
+        ContextError(fmt::format("more than {}", context_), request_.max_tokens, context_);
+    throw LineRefusal(std::move(error.code), "", std::move(error.message));
+  }
+
   // The model's prefix once, also when the text spells it itself.
   void CompletionText(std::string_view text) {
     if (text.starts_with(kPrefix)) text.remove_prefix(kPrefix.size());
     if (text.empty()) throw LineRefusal("invalid_request", "prompt", "the prompt is empty");
     request_.prompt = {tokenizer_.Find("[gMASK]"), tokenizer_.Find("<sop>")};
-    const std::vector<int32_t> ids = tokenizer_.Encode(
-        text, defaults_.parse_special ? AddedTokens::kRecognise : AddedTokens::kPlain);
-    request_.prompt.insert(request_.prompt.end(), ids.begin(), ids.end());
+    const auto ids = tokenizer_.EncodeUpTo(
+        text, defaults_.parse_special ? AddedTokens::kRecognise : AddedTokens::kPlain,
+        static_cast<size_t>(std::max(context_ - 2, 0)));
+    if (!ids) PromptTooLong();
+    request_.prompt.insert(request_.prompt.end(), ids->begin(), ids->end());
     request_.effort = "none";
   }
 
   const Tokenizer& tokenizer_;
-  int32_t vocab_;
+  int32_t vocab_, context_;
   const RequestDefaults& defaults_;
   Request request_;
   TemplateArguments arguments_;
@@ -417,8 +475,9 @@ void CheckEnvelope(const Json& root) {
 
 }  // namespace
 
-RequestParser::RequestParser(const Tokenizer& tokenizer, int32_t vocab, RequestDefaults defaults)
-    : tokenizer_(&tokenizer), vocab_(vocab), defaults_(std::move(defaults)) {
+RequestParser::RequestParser(const Tokenizer& tokenizer, int32_t vocab, int32_t context,
+                             RequestDefaults defaults)
+    : tokenizer_(&tokenizer), vocab_(vocab), context_(context), defaults_(std::move(defaults)) {
   for (const char* token : {"[gMASK]", "<sop>"}) {
     if (tokenizer.Find(token) < 0) {
       throw ModelError(
@@ -433,8 +492,9 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
   out.line_hash = HashText(line);
   try {
     Json root;
+    bool left_out = false;
     try {
-      root = ParseJson(line);
+      root = ParseJsonUpTo(line, MaxLineValues(context_), &left_out);
     } catch (const std::invalid_argument& error) {
       throw LineRefusal("invalid_json", "",
                         fmt::format("the line is no valid JSON: {}", error.what()));
@@ -446,11 +506,19 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
     out.custom_id = CustomIdOf(root);
     if (out.custom_id.empty()) {
       throw LineRefusal("invalid_request", "custom_id",
-                        "the line needs a custom_id that is a string and not empty");
+                        fmt::format("the line needs a custom_id that is a string, not empty and of "
+                                    "at most {} bytes",
+                                    kMaxIdBytes));
     }
     if (!ids_.Insert(out.custom_id)) {
       throw LineRefusal("duplicate_custom_id", "custom_id",
                         "an earlier line has the same custom_id");
+    }
+    if (left_out) {
+      throw LineRefusal("context_length_exceeded", "",
+                        fmt::format("the line has more than {} JSON values, the most for a context "
+                                    "of {} tokens: --ctx-size raises it",
+                                    MaxLineValues(context_), context_));
     }
     CheckEnvelope(root);
     const auto body = root.find("body");
@@ -459,7 +527,8 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
     }
     const auto model = body->find("model");
     if (model != body->end() && !model->is_null()) out.model = StringField("model", *model);
-    out.request = BodyReader(*tokenizer_, vocab_, defaults_).Read(*body, IsChat(root, *body));
+    out.request =
+        BodyReader(*tokenizer_, vocab_, context_, defaults_).Read(*body, IsChat(root, *body));
     out.request->line = number;
     out.request->line_hash = out.line_hash;
     out.request->custom_id = out.custom_id;
@@ -484,7 +553,7 @@ ParsedLine RequestParser::ParseText(std::string_view prompt, uint64_t number) {
                         fmt::format("broken UTF-8 at byte {} (0x{:02x})", broken + 1,
                                     static_cast<unsigned char>(prompt[broken])));
     }
-    out.request = BodyReader(*tokenizer_, vocab_, defaults_).ReadText(prompt);
+    out.request = BodyReader(*tokenizer_, vocab_, context_, defaults_).ReadText(prompt);
     out.request->line = number;
     out.request->line_hash = out.line_hash;
     out.request->custom_id = out.custom_id;

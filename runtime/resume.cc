@@ -8,6 +8,7 @@
 
 #include "io/error.h"
 #include "runtime/line_id.h"
+#include "runtime/line_limits.h"
 #include "runtime/text_hash.h"
 
 namespace colibri {
@@ -28,14 +29,14 @@ bool Matches(const FinishedLines::Entry& entry, const SeenLine& line) {
 }
 
 std::optional<ChangedLine> FindChangedLine(int fd, std::optional<InputFormat> format,
-                                           const FinishedLines& finished) {
+                                           const FinishedLines& finished, int32_t context) {
   const auto rewind = [fd] {
     if (lseek(fd, 0, SEEK_SET) < 0) {
       throw IoError(fmt::format("the input cannot be read twice: {}", std::strerror(errno)));
     }
   };
   rewind();
-  LineSource source(fd);
+  LineSource source(fd, MaxLineBytes(context));
   std::string text;
   uint64_t number = 0;
   std::optional<ChangedLine> changed;
@@ -53,7 +54,7 @@ std::optional<ChangedLine> FindChangedLine(int fd, std::optional<InputFormat> fo
     if (next == LineSource::Next::kLine) {
       if (!format) format = FormatFromLine(text);
       if (entry.line > number) continue;
-      id = LineCustomId(text, number, *format);
+      id = LineCustomId(text, number, *format, context);
       seen = {number, HashText(text), id};
     }
     if (entry.line > number) continue;

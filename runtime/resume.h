@@ -27,13 +27,14 @@ bool Matches(const FinishedLines::Entry& entry, const SeenLine& line);
 // Reads an input file from its beginning to its end and compares every line that is in `finished`;
 // then sets the offset back to the beginning. nullopt: all as it was, or with lines added at the
 // end. Else the first line whose record is of another one, and what is wrong, for a UsageError.
-// `format`: nullopt as in PromptSource. Regular files only. Throws IoError.
+// `format`: nullopt as in PromptSource. `context`: of the run, for its limits of lines. Regular
+// files only. Throws IoError.
 struct ChangedLine {
   uint64_t line = 0;
   std::string what;  // "line 7 was changed since it was answered"
 };
 std::optional<ChangedLine> FindChangedLine(int fd, std::optional<InputFormat> format,
-                                           const FinishedLines& finished);
+                                           const FinishedLines& finished, int32_t context);
 
 // The same for lines as they arrive, for any input; asked once a line, in ascending order.
 class LineFilter {
