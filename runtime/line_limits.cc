@@ -56,7 +56,7 @@ uint64_t LineCharge(const Request& request, int32_t context) {
 uint64_t LineReadBytes(int32_t context, uint64_t token_bytes) {
   const uint64_t line = MaxLineBytes(context), tokens = static_cast<uint64_t>(context);
   const uint64_t text = token_bytes > line / tokens ? line : token_bytes * tokens;
-  return 8 * line + 256 * MaxLineValues(context) + 36 * text;
+  return 6 * line + 192 * MaxLineValues(context) + 36 * text;
 }
 
 }  // namespace colibri

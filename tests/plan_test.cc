@@ -4,10 +4,12 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "io/error.h"
+#include "runtime/line_limits.h"
 #include "runtime/model_writer.h"
 #include "tests/shard_files.h"
 #include "tests/temp_dir.h"
@@ -207,6 +209,28 @@ TEST_CASE("KV is planned for the answers the input can ask for and no more") {
   CHECK(MakePlan(SmallModel(), r).sequences == 2);
 }
 
+TEST_CASE("lines are planned for by the context and what they may ask for") {
+  PlanRequest r = Request(20'000 * kMiB);
+  const Plan asking = MakePlan(SmallModel(), r);
+  // A line's largest charge, or more where there is more.
+  CHECK(asking.line_pool == std::max(kMaxLogprobBytes, r.ram.value() / 64));
+  CHECK(MakePlan(SmallModel(), Request(400 * kMiB)).line_pool == kMaxLogprobBytes);
+  CHECK(asking.lines > asking.line_pool + 4 * MaxLineBytes(512));
+  r.logprobs = false;
+  const Plan plain = MakePlan(SmallModel(), r);
+  CHECK(plain.line_pool < asking.line_pool / 8);
+  CHECK(plain.lines - plain.line_pool == asking.lines - asking.line_pool);
+  r.held_back = true;
+  CHECK(MakePlan(SmallModel(), r).lines == plain.lines + plain.line_pool);
+  r.held_back = false;
+  // Longer tokens make longer prompts, up to what a line has room for.
+  r.token_bytes = 128;
+  const uint64_t longer = MakePlan(SmallModel(), r).lines;
+  CHECK(longer > plain.lines);
+  r.token_bytes = SIZE_MAX;
+  CHECK(MakePlan(SmallModel(), r).lines > longer);
+}
+
 TEST_CASE("a plan that does not fit says what takes the memory and which flag gains how much") {
   PlanRequest r = Request(0);
   r.rows = 64;
@@ -218,7 +242,8 @@ TEST_CASE("a plan that does not fit says what takes the memory and which flag ga
   INFO(text);
   CHECK(Contains(text, "does not fit"));
   CHECK(Contains(text, "(--ram)"));
-  for (const char* part : {"process", "dense weights", "KV", "scratch", "expert slots"}) {
+  for (const char* part :
+       {"process", "dense weights", "KV", "scratch", "prompt lines", "expert slots"}) {
     CHECK(Contains(text, part));
   }
   for (const char* flag : {"--ctx-size 256 gains", "--max-rows 1 gains", "--frames 1 gains",
@@ -254,8 +279,9 @@ TEST_CASE("the line of a plan is one line, and its table adds up") {
   const Plan p = MakePlan(SmallModel(), Request(2'000'000'000));
   CHECK_FALSE(Contains(p.Line(), "\n"));
   CHECK(p.Line().size() < 240);
-  CHECK(p.Total() == p.base + p.dense + p.kv + p.scratch + p.slots);
-  for (const char* part : {"budget", "dense weights", "KV", "scratch", "expert slots", "total"}) {
+  CHECK(p.Total() == p.base + p.dense + p.kv + p.scratch + p.lines + p.slots);
+  for (const char* part :
+       {"budget", "dense weights", "KV", "scratch", "lines", "expert slots", "total"}) {
     CHECK(Contains(p.Table(), part));
   }
 }

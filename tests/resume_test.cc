@@ -62,7 +62,9 @@ class Descriptor {
   int fd_;
 };
 
-RequestParser Parser() { return RequestParser(Tok(), Tok().Size() + 24, {}); }
+RequestParser Parser(int32_t context = 4096) {
+  return RequestParser(Tok(), Tok().Size() + 24, context, {});
+}
 
 std::string Chat(const std::string& id, const std::string& text = "Hi") {
   return R"({"custom_id": ")" + id + R"(", "body": {"messages": [{"role": "user", "content": ")" +
@@ -83,7 +85,7 @@ std::string Changed(const std::string& input, const FinishedLines& finished,
                     std::optional<InputFormat> format = {}) {
   const TempDir dir;
   const Descriptor file(dir.Write("in", input));
-  const auto changed = FindChangedLine(file.Fd(), format, finished);
+  const auto changed = FindChangedLine(file.Fd(), format, finished, 4096);
   CHECK(lseek(file.Fd(), 0, SEEK_CUR) == 0);
   return changed ? changed->what : "";
 }
@@ -155,9 +157,9 @@ TEST_CASE("plain lines and lines that cannot be parsed are compared too") {
 TEST_CASE("a pipe cannot be read twice") {
   int fds[2];
   REQUIRE(pipe2(fds, O_CLOEXEC) == 0);
-  CHECK_THROWS_AS(FindChangedLine(fds[0], {}, Finished({})), IoError);
+  CHECK_THROWS_AS(FindChangedLine(fds[0], {}, Finished({}), 4096), IoError);
   RequestParser parser = Parser();
-  CHECK_THROWS_AS(CheckAllLines(fds[0], {}, parser, 4096), UsageError);
+  CHECK_THROWS_AS(CheckAllLines(fds[0], {}, parser), UsageError);
   close(fds[0]);
   close(fds[1]);
 }
@@ -234,7 +236,7 @@ TEST_CASE("a strict check names the first bad lines and leaves the file at its b
   input += kA + "\n" + Chat("long", std::string(20000, 'x')) + "\n" + kB + "\n";
   const Descriptor file(dir.Write("in.jsonl", input));
   RequestParser parser = Parser();
-  const colibri::StrictReport report = CheckAllLines(file.Fd(), {}, parser, 4096);
+  const colibri::StrictReport report = CheckAllLines(file.Fd(), {}, parser);
   CHECK(report.lines == 34);
   CHECK(report.bad == 32);
   REQUIRE(report.problems.size() == 20);
@@ -244,17 +246,17 @@ TEST_CASE("a strict check names the first bad lines and leaves the file at its b
   CHECK(lseek(file.Fd(), 0, SEEK_CUR) == 0);
   const Descriptor good(dir.Write("good.jsonl", kA + "\n" + kB + "\n"));
   RequestParser second = Parser();
-  CHECK(CheckAllLines(good.Fd(), {}, second, 4096).bad == 0);
+  CHECK(CheckAllLines(good.Fd(), {}, second).bad == 0);
 }
 
 TEST_CASE("a strict check finds the second use of an id and a prompt beyond the context") {
   const TempDir dir;
   const Descriptor file(dir.Write("in", kA + "\n" + kA + "\n" + kB + "\n"));
   RequestParser parser = Parser();
-  CHECK(CheckAllLines(file.Fd(), {}, parser, 4096).problems ==
+  CHECK(CheckAllLines(file.Fd(), {}, parser).problems ==
         Words{"line 2: an earlier line has the same custom_id"});
-  RequestParser second = Parser();
-  CHECK(CheckAllLines(file.Fd(), {}, second, 2).bad == 3);
+  RequestParser second = Parser(2);
+  CHECK(CheckAllLines(file.Fd(), {}, second).bad == 3);
 }
 
 namespace {
