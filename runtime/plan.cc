@@ -200,7 +200,12 @@ uint64_t Pages(int64_t tokens, int32_t page_tokens) {
   gain("--slots 1", p.slots, SlotBytes(SlotsFor(model, one, 0)));
   if (r.kv_type == KvType::kF32) gain("--kv bf16", p.kv, p.kv / 2);
   // The margin is 64 MB or 3 % of the budget, whichever is more.
-  const uint64_t enough = std::max(p.Total() + kMargin, p.Total() / 96 * 100);
+  uint64_t enough = 0;
+  for (Plan larger = p;; SetLines(r, &larger)) {
+    larger.budget = std::max(larger.Total() + kMargin, larger.Total() / 96 * 100);
+    if (larger.budget <= enough) break;
+    enough = larger.budget;
+  }
   text += fmt::format("\n  {} would do", RamFlag(enough));
   throw UsageError(text);
 }

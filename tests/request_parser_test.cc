@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "runtime/id_set.h"
-#include "runtime/line_limits.h"
 #include "runtime/tokenizer.h"
 #include "tests/fixture_tokenizer.h"
 
@@ -463,85 +462,4 @@ TEST_CASE("the demo's prompts are all accepted") {
   }
   CHECK(number == 24);
   CHECK(chats == 16);
-}
-
-TEST_CASE("a prompt beyond the context is refused with the code it has when it is counted") {
-  const std::string text(40'000, 'q');
-  const std::string words = [] {
-    std::string many;
-    for (int i = 0; i < 600; ++i) many += "a b ";
-    return many;
-  }();
-  for (const std::string& prompt : {text, words}) {
-    const ParsedLine chat =
-        ParseOne(R"({"custom_id": "a", "body": {"max_tokens": 3, "messages": [{"role": "user", )"
-                 R"("content": ")" +
-                 prompt + R"("}]}})");
-    CHECK(chat.error.code == "context_length_exceeded");
-    CHECK(chat.error.message ==
-          "the prompt has more than 512 tokens and max_tokens is 3: together more than the context "
-          "of 512");
-    CHECK(chat.custom_id == "a");
-    CHECK(ParseOne(CompletionLine(R"("prompt": ")" + prompt + "\"")).error.code ==
-          "context_length_exceeded");
-    CHECK(Parser().ParseText(prompt, 1).error.code == "context_length_exceeded");
-  }
-}
-
-TEST_CASE("a prompt of as many tokens as the context has is parsed, one more is not") {
-  RequestDefaults raw;
-  raw.raw = true;
-  const auto parse = [&](int tokens) {
-    std::string prompt;
-    for (int i = 2; i < tokens; ++i) prompt += "\x01";  // control characters do not merge
-    return Parser(raw).ParseText(prompt, 1);
-  };
-  REQUIRE(parse(kContext).request.has_value());
-  CHECK(parse(kContext).request->prompt.size() == static_cast<size_t>(kContext));
-  CHECK(parse(kContext + 1).error.code == "context_length_exceeded");
-}
-
-TEST_CASE("a line of more values than its context can use is refused, and keeps its id") {
-  std::string values = "0";
-  for (size_t i = 0; i < colibri::MaxLineValues(kContext); ++i) values += ",0";
-  for (const std::string& field :
-       {"\"metadata\": [" + values + "]", "\"user\": {\"a\": [" + values + "]}"}) {
-    const ParsedLine parsed = ParseOne(ChatLine(field));
-    CHECK(parsed.error.code == "context_length_exceeded");
-    CHECK(parsed.error.message.find("--ctx-size") != std::string::npos);
-    CHECK(parsed.custom_id == "a");
-  }
-  const ParsedLine ids = ParseOne(CompletionLine("\"prompt\": [" + values + "]"));
-  CHECK(ids.error.code == "context_length_exceeded");
-  CHECK(ids.custom_id == "a");
-}
-
-TEST_CASE("ids and stop strings have a longest length") {
-  const auto id = [](size_t bytes) { return ParseOne(ChatLine("", std::string(bytes, 'i'))); };
-  CHECK(id(colibri::kMaxIdBytes).request.has_value());
-  CHECK(id(colibri::kMaxIdBytes + 1).error.param == "custom_id");
-  CHECK(id(colibri::kMaxIdBytes + 1).custom_id.empty());
-  const auto stop = [](size_t bytes) {
-    return ChatLine(R"("stop": [")" + std::string(bytes, 's') + "\"]");
-  };
-  CHECK(Good(stop(colibri::kMaxStopBytes)).stop.size() == 1);
-  CHECK(Refused(stop(colibri::kMaxStopBytes + 1)) == "unsupported_value stop");
-}
-
-TEST_CASE("an error repeats little of a line, whatever is wrong with it") {
-  const std::string much(100'000, 'm');
-  for (const std::string& field :
-       {"\"" + much + "\": 1", "\"temperature\": \"" + much + "\"",
-        "\"temperature\": [[\"" + much + "\"], {\"a\": \"" + much + "\"}]",
-        "\"reasoning_effort\": \"" + much + "\"", "\"" + much + "\": 1, \"" + much + "\": 2",
-        "\"chat_template_kwargs\": {\"" + much + "\": 1}"}) {
-    const ParsedLine parsed = ParseOne(ChatLine(field));
-    CHECK_FALSE(parsed.request.has_value());
-    CHECK(parsed.error.message.size() <= 1000);
-    CHECK(parsed.error.param.size() <= 1000);
-  }
-  // As much of it as before.
-  const ParsedLine shown =
-      ParseOne(ChatLine(R"("temperature": ["a", {"b": [1, null], "c": "d"}])"));
-  CHECK(shown.error.message.starts_with(R"(temperature: ["a",{"b":[1,null],"c":"d"}] is given)"));
 }

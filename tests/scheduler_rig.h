@@ -156,6 +156,7 @@ struct Rig {
       bool poll = false;
       const Scheduler::After after = scheduler.Drained(&wake, &poll);
       if (after == Scheduler::After::kFinished) return;
+      if (!to_close.empty()) continue;  // refused just now
       REQUIRE(after == Scheduler::After::kWake);
     }
   }

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/line_limits.h"
 #include "tests/scheduler_rig.h"
 
 namespace colibri {
@@ -419,104 +418,6 @@ TEST_CASE("gathering ends with a frame's worth of lines, the end or no free obje
   full.source.Add(2, 2);
   CHECK(full.scheduler.Gather());
   CHECK(full.scheduler.Stats().running == 1);
-}
-
-// A line of two tokens with log probabilities: 4 tokens x 2, or n times as many.
-void AddLogprobs(Rig& rig, int32_t choices = 1) {
-  Request request;
-  request.prompt = {10, 11};
-  request.max_tokens = 4;
-  request.choices = choices;
-  request.loop_stop = false;
-  request.logprobs = true;
-  request.top_logprobs = 1;
-  rig.source.Add(std::move(request));
-}
-
-TEST_CASE("lines with log probabilities wait until those under way leave room, in order") {
-  SchedulerOptions options = Options(8, 8);
-  options.line_pool = 2 * 8 * kLogprobBytes;
-  Rig rig(options, 64);
-  for (int i = 0; i < 3; ++i) AddLogprobs(rig);
-  rig.source.Add(2, 4);  // asks for none, and still waits its turn
-  REQUIRE(rig.Step());
-  CHECK(rig.scheduler.Stats().running == 2);
-  CHECK(rig.scheduler.Stats().lines_read == 3);
-  while (rig.Step()) {
-  }
-  // Finished, but their records have not been taken.
-  int32_t wake = -1;
-  bool poll = true;
-  CHECK(rig.scheduler.Drained(&wake, &poll) == Scheduler::After::kBlock);
-  CHECK_FALSE(poll);  // input cannot help
-  CHECK(rig.scheduler.Gather());
-  rig.CloseAll();
-  CHECK(rig.scheduler.Drained(&wake, &poll) == Scheduler::After::kWake);
-  CHECK(rig.scheduler.Stats().running == 2);
-}
-
-TEST_CASE("a line larger than the pool runs alone, and every one comes to its end") {
-  for (const int32_t sequences : {1, 2, 5}) {
-    SchedulerOptions options = Options(sequences, 4);
-    options.line_pool = 3 * 8 * kLogprobBytes;
-    Rig rig(options, 64);
-    AddLogprobs(rig, 3);
-    AddLogprobs(rig, 9);  // more than the pool
-    AddLogprobs(rig);
-    rig.source.AddError({400, "invalid_request", "no", ""});
-    rig.source.Add(60, 60);  // refused
-    AddLogprobs(rig, 2);
-    rig.source.Add(2, 3, 2);
-    rig.source.End();
-    rig.RunToEnd();
-    CAPTURE(sequences);
-    CHECK(rig.finished.size() == 3 + 9 + 1 + 1 + 1 + 2 + 2);
-    CHECK(rig.scheduler.Stats().lines_read == 7);
-  }
-}
-
-TEST_CASE("room for a token's log probabilities is there from the start and never moves") {
-  LogprobList list;
-  list.Reserve(3, 2);
-  list.Add({7, -1.0f, {{7, -1.0f}, {8, -2.0f}}});
-  const auto* first = list[0].top.data();
-  list.Add({9, -3.0f, {}});
-  list.Add({5, -0.5f, {{5, -0.5f}, {6, -1.5f}, {4, -2.5f}}});  // one more than asked for
-  CHECK(list[0].top.data() == first);
-  REQUIRE(list.size() == 3);
-  CHECK(list.Entries() == 9);
-  CHECK(list[0].top.size() == 2);
-  CHECK(list[1].id == 9);
-  CHECK(list[1].top.empty());
-  CHECK(list[2].top.size() == 2);
-  CHECK(list[2].top[1] == std::pair<int32_t, float>(6, -1.5f));
-}
-
-TEST_CASE("a line may have as many log probabilities as the bound, whatever it leaves unsaid") {
-  Request request;
-  request.prompt = {1, 2};
-  request.logprobs = true;
-  request.top_logprobs = 20;
-  request.max_tokens = 4096;
-  request.choices = 3;
-  CHECK_FALSE(AdmissionError(request, 5000).has_value());
-  request.choices = 4;
-  const auto error = AdmissionError(request, 5000);
-  REQUIRE(error.has_value());
-  CHECK(error->status == 400);
-  CHECK(error->code == "too_many_logprobs");
-  CHECK(error->param == "top_logprobs");
-  CHECK(
-      error->message ==
-      "n 4 x max_tokens 4096 x (1 + top_logprobs 20) are 344064 log probabilities: a line may have "
-      "262144");
-  // Without max_tokens the room in the context counts.
-  request.choices = 1;
-  request.max_tokens = 0;
-  CHECK_FALSE(AdmissionError(request, 12'000).has_value());
-  CHECK(AdmissionError(request, 13'000).has_value());
-  request.logprobs = false;
-  CHECK_FALSE(AdmissionError(request, 13'000).has_value());
 }
 
 }  // namespace
