@@ -151,12 +151,14 @@ struct Rig {
         continue;
       }
       REQUIRE(++parks < 1000);
-      CloseAll();
-      int32_t wake = -1;
-      bool poll = false;
-      const Scheduler::After after = scheduler.Drained(&wake, &poll);
+      Scheduler::After after = Scheduler::After::kBlock;
+      do {
+        CloseAll();
+        int32_t wake = -1;
+        bool poll = false;
+        after = scheduler.Drained(&wake, &poll);
+      } while (after == Scheduler::After::kBlock && !to_close.empty());  // refused just now
       if (after == Scheduler::After::kFinished) return;
-      if (!to_close.empty()) continue;  // refused just now
       REQUIRE(after == Scheduler::After::kWake);
     }
   }
