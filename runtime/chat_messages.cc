@@ -42,6 +42,11 @@ void CheckParts(const Json& content, const std::string& place) {
   }
 }
 
+bool IsRole(std::string_view role) {
+  return role == "system" || role == "developer" || role == "user" || role == "assistant" ||
+         role == "tool";
+}
+
 bool KnownField(std::string_view role, std::string_view field) {
   if (field == "role" || field == "content") return true;
   if (role == "assistant") return field == "reasoning_content" || field == "tool_calls";
@@ -55,13 +60,16 @@ void CheckMessage(const Json& message, const std::string& place) {
   const auto role_at = message.find("role");
   if (role_at == message.end() || !role_at->is_string()) Refuse(place, "a string role is expected");
   const std::string& role = role_at->get_ref<const std::string&>();
-  if (role != "system" && role != "user" && role != "assistant" && role != "tool") {
-    Refuse(place, fmt::format("the role \"{}\" is not known to the model: system, user, assistant "
-                              "and tool are",
+  if (!IsRole(role)) {
+    Refuse(place, fmt::format("the role \"{}\" is not known to the model: system, developer (the "
+                              "same), user, assistant and tool are",
                               role));
   }
   for (const auto& [field, value] : message.items()) {
     if (value.is_null() || KnownField(role, field)) continue;
+    // OpenAI's answers have an empty list of them; they come back as a conversation goes on.
+    if (role == "assistant" && field == "annotations" && value.is_array() && value.empty())
+      continue;
     throw LineRefusal("unknown_field", place + "." + field,
                       fmt::format("{}: \"{}\" of a message with role {} would not be rendered",
                                   place, field, role));
@@ -89,14 +97,16 @@ std::string Cut(std::string text) {
 LineRefusal::LineRefusal(std::string code, std::string param, std::string message)
     : error{400, std::move(code), Cut(std::move(message)), Cut(std::move(param))} {}
 
-void CheckMessages(const Json& messages) {
+Json CheckedMessages(Json messages) {
   if (!messages.is_array() || messages.empty()) {
     throw LineRefusal("invalid_request", "messages",
                       "the body needs messages: an array with at least one message");
   }
   for (size_t i = 0; i < messages.size(); ++i) {
     CheckMessage(messages[i], fmt::format("messages[{}]", i));
+    if (messages[i]["role"] == "developer") messages[i]["role"] = "system";
   }
+  return messages;
 }
 
 void CheckTools(const Json& tools) {
