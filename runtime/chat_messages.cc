@@ -6,6 +6,9 @@
 #include <array>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <utility>
+
+#include "runtime/utf8.h"
 
 namespace colibri {
 namespace {
@@ -81,7 +84,18 @@ void CheckMessage(const Json& message, const std::string& place) {
   }
 }
 
+// At most LineRefusal::kMaxText bytes of valid UTF-8.
+std::string Cut(std::string text) {
+  if (text.size() <= LineRefusal::kMaxText) return text;
+  text.resize(LineRefusal::kMaxText - 3);
+  text.resize(ValidPrefix(text));
+  return text + "...";
+}
+
 }  // namespace
+
+LineRefusal::LineRefusal(std::string code, std::string param, std::string message)
+    : error{400, std::move(code), Cut(std::move(message)), Cut(std::move(param))} {}
 
 Json CheckedMessages(Json messages) {
   if (!messages.is_array() || messages.empty()) {

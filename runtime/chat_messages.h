@@ -5,16 +5,17 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <utility>
 
 #include "runtime/request.h"
 
 namespace colibri {
 
 // Why a line is refused. Thrown and caught while one line is read, never further.
+// Message and param are cut where they repeat too much of the line: each line under way may have
+// one.
 struct LineRefusal {
-  LineRefusal(std::string code, std::string param, std::string message)
-      : error{400, std::move(code), std::move(message), std::move(param)} {}
+  static constexpr size_t kMaxText = 1000;
+  LineRefusal(std::string code, std::string param, std::string message);
   LineError error;
 };
 

@@ -3,6 +3,7 @@
 // Threads: pure functions.
 #pragma once
 
+#include <cstddef>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -19,6 +20,12 @@ inline constexpr int kMaxJsonDepth = 512;
 // surrogates, NaN, floats beyond a double, integers of more than 308 digits, an object with a key
 // twice, nesting deeper than kMaxJsonDepth.
 nlohmann::ordered_json ParseJson(std::string_view text);
+
+// The same, but of a text with more than `most` values (members and elements, at any depth) the
+// later ones are read and left out, those with a key that is there already too; only a custom_id of
+// the outermost object always stays. `*left_out`: whether that happened. Memory: up to 256 bytes a
+// value that stays, the bytes of the strings, and three times the longest of them.
+nlohmann::ordered_json ParseJsonUpTo(std::string_view text, size_t most, bool* left_out);
 
 // An integer that no 64-bit type holds, as ParseJson keeps it.
 bool IsBigInteger(const nlohmann::ordered_json& value);

@@ -22,8 +22,10 @@ using colibri::Tokenizer;
 
 namespace {
 
+constexpr int32_t kContext = 512;
+
 RequestParser Parser(const RequestDefaults& defaults = {}) {
-  return RequestParser(Tok(), Tok().Size() + 24, defaults);
+  return RequestParser(Tok(), Tok().Size() + 24, kContext, defaults);
 }
 
 std::string ChatLine(const std::string& more_fields, const std::string& id = "a") {
