@@ -280,9 +280,9 @@ std::string BuildRecord(const Request& request, std::span<const Choice> choices,
   for (const Choice& choice : choices) logprobs += choice.logprobs.Entries();
   if (logprobs > 0) record.reserve((size_t{64} << 10) + logprobs * kLogprobTextBytes);
   record += OpenText({{"id", "batch_req_" + id},
-                     {"custom_id", request.custom_id},
-                     {"line", request.line},
-                     {"line_hash", HexOf(request.line_hash)}});
+                      {"custom_id", request.custom_id},
+                      {"line", request.line},
+                      {"line_hash", HexOf(request.line_hash)}});
   record += ",\"response\":" + OpenText({{"status_code", 200}, {"request_id", "req_" + id}});
   record +=
       ",\"body\":" + OpenText({{"id", (request.chat ? "chatcmpl-" : "cmpl-") + id},
