@@ -28,13 +28,16 @@ struct OpenValue {
   std::unordered_set<std::string> keys;
 };
 
-// "[json.exception.parse_error.101] parse error at line 1, column 2: ..." without the bracket, and
-// without the bytes last read, which may be broken UTF-8.
+// "[json.exception.parse_error.101] parse error at line 1, column 2: ..." without the bracket, the
+// line (of the text, where a reader would take it for the file's), and the bytes last read, which
+// may be broken UTF-8.
 std::string Reason(const char* what) {
   std::string text = what;
   if (const size_t end = text.find("] "); !text.empty() && text[0] == '[' && end != text.npos) {
     text.erase(0, end + 2);
   }
+  constexpr std::string_view kLine = "parse error at line 1, column ";
+  if (text.starts_with(kLine)) text.replace(0, kLine.size(), "parse error at byte ");
   if (const size_t last = text.find("; last read:"); last != text.npos) text.resize(last);
   return text;
 }
@@ -139,6 +142,13 @@ std::string BigIntegerDigits(const Json& value) {
   if (!IsBigInteger(value)) return {};
   const auto& digits = value.get_binary();
   return std::string(digits.begin(), digits.end());
+}
+
+std::string ShownJson(const Json& value) {
+  if (IsBigInteger(value)) return BigIntegerDigits(value).substr(0, 40);
+  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  return text;
 }
 
 }  // namespace colibri

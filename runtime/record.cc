@@ -230,6 +230,7 @@ const char* StopCauseName(StopCause cause) {
 std::string BuildRecord(const Request& request, std::span<const Choice> choices,
                         const LineFigures& figures, const RecordContext& context) {
   BuiltChoices built;
+  for (const std::string& warning : request.warnings) built.warnings.push_back(warning);
   for (const Choice& choice : choices) AddChoice(request, choice, *context.tokenizer, &built);
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   const std::string id = HashHex({context.run_id, request.custom_id});

@@ -28,21 +28,21 @@ constexpr std::string_view kChatUrl = "/v1/chat/completions";
 constexpr std::string_view kCompletionUrl = "/v1/completions";
 constexpr std::string_view kPrefix = "[gMASK]<sop>";
 
-// At most this much of a value is repeated in a message.
-std::string Show(const Json& value) {
-  if (IsBigInteger(value)) return BigIntegerDigits(value).substr(0, 40);
-  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
-  return text;
-}
-
 const char* TypeName(const Json& value) {
   return IsBigInteger(value) ? "number" : value.type_name();
 }
 
 [[noreturn]] void BadValue(const std::string& field, const Json& value, std::string_view wanted) {
   throw LineRefusal("unsupported_value", field,
-                    fmt::format("{}: {} is given, {}", field, Show(value), wanted));
+                    fmt::format("{}: {} is given, {}", field, ShownJson(value), wanted));
+}
+
+// A field that a line cannot do without.
+[[noreturn]] void BadNeed(const std::string& field, const Json& owner, std::string_view wanted) {
+  const auto at = owner.find(field);
+  throw LineRefusal("invalid_request", field,
+                    fmt::format("{}: {} is given, {} is expected", field,
+                                at == owner.end() ? "none" : ShownJson(*at), wanted));
 }
 
 bool BoolField(const std::string& field, const Json& value) {
@@ -311,6 +311,7 @@ class BodyReader {
     const auto found = body.find("messages");
     const Json messages = found == body.end() ? Json() : *found;
     CheckMessages(messages);
+    request_.warnings = MediaWarnings(messages);
     if (continue_) {
       if (generation_prompt_.value_or(false)) {
         throw LineRefusal("unsupported_value", "continue_final_message",
@@ -347,7 +348,7 @@ class BodyReader {
   void FinishCompletion(const Json& body) {
     const auto prompt = body.find("prompt");
     if (prompt == body.end() || prompt->is_null()) {
-      throw LineRefusal("invalid_request", "prompt", "the body has no prompt");
+      BadNeed("prompt", body, "a string or an array of ids");
     }
     if (prompt->is_string()) {
       CompletionText(prompt->get_ref<const std::string&>());
@@ -437,25 +438,26 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
       root = ParseJson(line);
     } catch (const std::invalid_argument& error) {
       throw LineRefusal("invalid_json", "",
-                        fmt::format("the line is no valid JSON: {}", error.what()));
+                        fmt::format("the line is no valid JSON object: {}", error.what()));
     }
     if (!root.is_object()) {
-      throw LineRefusal("invalid_request", "",
-                        fmt::format("the line is a JSON {}, not an object", TypeName(root)));
+      throw LineRefusal(
+          "invalid_request", "",
+          fmt::format("the line is a JSON {}, an object is expected", TypeName(root)));
     }
     out.custom_id = CustomIdOf(root);
     if (out.custom_id.empty()) {
-      throw LineRefusal("invalid_request", "custom_id",
-                        "the line needs a custom_id that is a string and not empty");
+      BadNeed("custom_id", root, "a string that is not empty");
     }
     if (!ids_.Insert(out.custom_id)) {
-      throw LineRefusal("duplicate_custom_id", "custom_id",
-                        "an earlier line has the same custom_id");
+      throw LineRefusal(
+          "duplicate_custom_id", "custom_id",
+          fmt::format("an earlier line has the same custom_id, {}", ShownJson(out.custom_id)));
     }
     CheckEnvelope(root);
     const auto body = root.find("body");
     if (body == root.end() || !body->is_object()) {
-      throw LineRefusal("invalid_request", "body", "the line needs a body that is an object");
+      BadNeed("body", root, "an object");
     }
     const auto model = body->find("model");
     if (model != body->end() && !model->is_null()) out.model = StringField("model", *model);

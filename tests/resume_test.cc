@@ -252,7 +252,7 @@ TEST_CASE("a strict check finds the second use of an id and a prompt beyond the 
   const Descriptor file(dir.Write("in", kA + "\n" + kA + "\n" + kB + "\n"));
   RequestParser parser = Parser();
   CHECK(CheckAllLines(file.Fd(), {}, parser, 4096).problems ==
-        Words{"line 2: an earlier line has the same custom_id"});
+        Words{"line 2: an earlier line has the same custom_id, \"a\""});
   RequestParser second = Parser();
   CHECK(CheckAllLines(file.Fd(), {}, second, 2).bad == 3);
 }
