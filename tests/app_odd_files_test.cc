@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "tests/oddities.h"
 #include "tests/temp_dir.h"
@@ -239,7 +240,12 @@ TEST_CASE("a compressed file is an error for each of its lines") {
     CHECK(outcome.exit_code == 1);
     const std::map<uint64_t, std::string> records = RecordsByLine(outcome.out);
     CHECK(records.size() > 20);
-    CHECK_FALSE(SaidBy(nlohmann::json::parse(records.at(1))) == kAnswered);
+    size_t failed = 0;
+    for (const auto& entry : records)
+      failed += SaidBy(nlohmann::json::parse(entry.second)) != kAnswered;
+    // Few of its lines are short enough to be text by chance.
+    CHECK(failed > records.size() * 9 / 10);
+    CHECK(SaidBy(nlohmann::json::parse(records.at(1))) != kAnswered);
   }
 }
 
@@ -345,7 +351,7 @@ TEST_CASE("a line of 10 MB is an error of that line") {
 }
 
 TEST_CASE("many short lines are each answered once") {
-  const size_t lines = Full() ? 100'000 : 2'000;
+  const size_t lines = Full() ? 100'000 : 600;
   const TempDir dir;
   const std::string input = dir.Write("a.jsonl", BatchLines(lines));
   const std::string out = dir.Path("out.jsonl");

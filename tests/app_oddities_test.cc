@@ -4,6 +4,7 @@
 // Length: the lines are a table.
 #include <array>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 

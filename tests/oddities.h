@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 #include <string>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "runtime/record.h"
+#include "runtime/record_reader.h"
 #include "tests/output_records.h"
 #include "tests/run_program.h"
 
@@ -44,7 +44,7 @@ inline std::vector<TableRow> OddityTable() {
     return all;
   };
   std::vector<TableRow> rows;
-  std::istringstream text(ReadWhole(COLIBRI_SOURCE_DIR "/tests/README.md"));
+  std::istringstream text(ReadWhole(std::string(COLIBRI_SOURCE_DIR) + '/' + "tests/README.md"));
   bool inside = false;
   for (std::string line; std::getline(text, line);) {
     const std::vector<std::string> row = cells(line);
@@ -83,14 +83,18 @@ inline bool Fits(std::string_view text, std::string_view pattern) {
 }
 
 // An error record's status, code, field and message as the table says them; "answered" otherwise.
-inline std::string SaidBy(const nlohmann::json& record) {
+// Json: nlohmann::json, whose header test programs alone include.
+template <class Json>
+std::string SaidBy(const Json& record) {
   if (record.at("error").is_null()) return "answered";
-  const nlohmann::json& error = record.at("response").at("body").at("error");
-  const std::string param = error.at("param").is_null() ? "" : error.at("param");
-  return fmt::format("{} `{}`{}: {}", record.at("response").at("status_code").get<int>(),
-                     error.at("code").get<std::string>(),
-                     param.empty() ? "" : fmt::format(" at `{}`", param),
-                     error.at("message").get<std::string>());
+  const Json& error = record.at("response").at("body").at("error");
+  const auto text = [&error](const char* field) {
+    return error.at(field).is_null() ? std::string() : error.at(field).template get<std::string>();
+  };
+  const std::string param = text("param");
+  return fmt::format("{} `{}`{}: {}", record.at("response").at("status_code").template get<int>(),
+                     text("code"), param.empty() ? "" : fmt::format(" at `{}`", param),
+                     text("message"));
 }
 
 // The records of `text` by their line; no line twice.
@@ -99,8 +103,9 @@ inline std::map<uint64_t, std::string> RecordsByLine(const std::string& text) {
   std::map<uint64_t, std::string> records;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
-    const uint64_t number = nlohmann::json::parse(line).at("line").get<uint64_t>();
-    CHECK_MESSAGE(records.emplace(number, line).second, "line " << number << " twice");
+    const auto facts = ReadRecordFacts(line);
+    REQUIRE_MESSAGE(facts.has_value(), line);
+    CHECK_MESSAGE(records.emplace(facts->line, line).second, "line " << facts->line << " twice");
   }
   return records;
 }
