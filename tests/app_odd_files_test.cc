@@ -51,7 +51,9 @@ void Check(const std::string& test, const std::vector<OddFile>& files) {
       }
       bool fine = true;
       CHECK(records.size() == odd.records.size());
-      for (const auto& [line, expected] : odd.records) {
+      for (const auto& row : odd.records) {
+        const uint64_t line = row.first;
+        const std::string& expected = row.second;
         CAPTURE(line);
         REQUIRE(records.contains(line));
         const std::string said = SaidBy(nlohmann::json::parse(records.at(line)));
