@@ -343,7 +343,7 @@ TEST_CASE("a line of 10 MB is an error of that line") {
   REQUIRE(records.size() == 3);
   const auto plain =
       RecordsByLine(RunOddities({"-i", dir.Write("b.jsonl", good + "\n" + last)}).out);
-  for (const uint64_t line : {1, 3})
+  for (const uint64_t line : {uint64_t{1}, uint64_t{3}})
     CHECK(LineBytes(records.at(line)) == LineBytes(plain.at(line)));
   const std::string said = SaidBy(nlohmann::json::parse(records.at(2)));
   // Which of the two comes first is the cap's: a line below it fails by its max_tokens.
