@@ -11,7 +11,8 @@ dry_run=no
 for argument in "$@"; do
   case "$argument" in
     --dry-run) dry_run=yes ;;
-    tests) packages+=(doctest-dev clang-14 libclang-rt-14-dev clang-format-14) ;;
+    tests)
+      packages+=(doctest-dev clang-14 libclang-rt-14-dev clang-format-14 python3-venv jq parallel) ;;
     *) echo "packages.sh: unknown argument \"$argument\"" >&2; exit 2 ;;
   esac
 done

@@ -49,6 +49,11 @@ void CheckParts(const Json& content, const std::string& place) {
   }
 }
 
+bool IsRole(std::string_view role) {
+  return role == "system" || role == "developer" || role == "user" || role == "assistant" ||
+         role == "tool";
+}
+
 bool KnownField(std::string_view role, std::string_view field) {
   if (field == "role" || field == "content") return true;
   if (role == "assistant") return field == "reasoning_content" || field == "tool_calls";
@@ -67,13 +72,16 @@ void CheckMessage(const Json& message, const std::string& place) {
                               role_at == message.end() ? "none" : ShownJson(*role_at)));
   }
   const std::string& role = role_at->get_ref<const std::string&>();
-  if (role != "system" && role != "user" && role != "assistant" && role != "tool") {
-    Refuse(place, fmt::format("the role \"{}\" is not known to the model: system, user, assistant "
-                              "and tool are",
+  if (!IsRole(role)) {
+    Refuse(place, fmt::format("the role \"{}\" is not known to the model: system, developer (the "
+                              "same), user, assistant and tool are",
                               role));
   }
   for (const auto& [field, value] : message.items()) {
     if (value.is_null() || KnownField(role, field)) continue;
+    // OpenAI's answers have an empty list of them; they come back as a conversation goes on.
+    if (role == "assistant" && field == "annotations" && value.is_array() && value.empty())
+      continue;
     throw LineRefusal("unknown_field", place + "." + field,
                       fmt::format("{}: \"{}\" of a message with role {} would not be rendered",
                                   place, field, role));
@@ -94,7 +102,7 @@ void CheckMessage(const Json& message, const std::string& place) {
 
 }  // namespace
 
-void CheckMessages(const Json& messages) {
+Json CheckedMessages(Json messages) {
   if (!messages.is_array() || messages.empty()) {
     throw LineRefusal("invalid_request", "messages",
                       fmt::format("messages: {} is given, an array of at least one message is "
@@ -103,7 +111,9 @@ void CheckMessages(const Json& messages) {
   }
   for (size_t i = 0; i < messages.size(); ++i) {
     CheckMessage(messages[i], fmt::format("messages[{}]", i));
+    if (messages[i]["role"] == "developer") messages[i]["role"] = "system";
   }
+  return messages;
 }
 
 void CheckTools(const Json& tools) {

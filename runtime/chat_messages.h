@@ -19,10 +19,11 @@ struct LineRefusal {
   LineError error;
 };
 
-// `messages` must be an array of at least one object with a role the template knows (system, user,
-// assistant, tool), fields it renders, parts of types it knows, and content except the assistant's.
-// What is inside is RenderChat's to check. Throws LineRefusal with the place ("messages[2]").
-void CheckMessages(const nlohmann::ordered_json& messages);
+// The messages as the template knows them: `developer`, another word for system, has become system.
+// They must be an array of at least one object with such a role (system, user, assistant, tool),
+// fields it renders, parts of types it knows, and content except the assistant's. What is inside is
+// RenderChat's to check. Throws LineRefusal with the place ("messages[2]").
+nlohmann::ordered_json CheckedMessages(nlohmann::ordered_json messages);
 
 // `tools` must be an array of functions with names. Throws LineRefusal.
 void CheckTools(const nlohmann::ordered_json& tools);

@@ -105,48 +105,45 @@ std::string EffortField(const std::string& field, const Json& value) {
   return effort;
 }
 
-// Fields whose named value changes nothing; every other value of them is refused.
-// True: `field` is one of them and has that value.
+enum class Where : uint8_t { kBoth, kChat, kText };
+
+// A field that changes nothing at one value, or, of those meant for a service, at any.
+struct Neutral {
+  const char* field;
+  Where where;
+  Json value;             // null: any
+  const char* otherwise;  // why no other value is taken
+};
+
+// True: `field` is one of them. At a value that would change something it is refused.
 bool IsNeutral(const std::string& field, const Json& value, bool chat, bool has_tools) {
-  if (value.is_null()) return true;
-  if (field == "user" || field == "metadata" || field == "store" || field == "service_tier") {
-    return true;
-  }
-  if (field == "stream") {
-    if (value == false) return true;
-    BadValue(field, value, "a batch line is answered as a whole: only false is supported");
-  }
-  if (field == "presence_penalty" || field == "frequency_penalty") {
-    if (value.is_number() && value == 0) return true;
-    BadValue(field, value, "penalties are not supported: only 0 is");
-  }
-  if (field == "repetition_penalty") {
-    if (value.is_number() && value == 1) return true;
-    BadValue(field, value, "penalties are not supported: only 1 is");
-  }
-  if (field == "logit_bias") {
-    if (value.is_object() && value.empty()) return true;
-    BadValue(field, value, "biases are not supported: only {} is");
-  }
-  if (field == "response_format") {
-    if (value.is_object() && value.size() == 1 && value.contains("type") &&
-        value["type"] == "text") {
-      return true;
-    }
-    BadValue(field, value, "only {\"type\": \"text\"} is supported");
-  }
-  if (chat && field == "parallel_tool_calls") return true;
-  if (chat && field == "tool_choice") {
-    if (value == "auto" || (value == "none" && !has_tools)) return true;
-    BadValue(field, value, "the model chooses: only \"auto\" is supported");
-  }
-  if (!chat && field == "echo") {
-    if (value == false) return true;
-    BadValue(field, value, "only false is supported");
-  }
-  if (!chat && field == "best_of") {
-    if (value.is_number_integer() && value == 1) return true;
-    BadValue(field, value, "only 1 is supported");
+  using enum Where;
+  static const std::vector<Neutral> kFields = {
+      {"user", kBoth, nullptr, ""},
+      {"safety_identifier", kBoth, nullptr, ""},
+      {"metadata", kBoth, nullptr, ""},
+      {"store", kBoth, nullptr, ""},
+      {"service_tier", kBoth, nullptr, ""},
+      {"prompt_cache_key", kBoth, nullptr, ""},
+      {"prompt_cache_retention", kBoth, nullptr, ""},
+      {"parallel_tool_calls", kChat, nullptr, ""},
+      {"stream", kBoth, false, "a batch line is answered as a whole: only false is supported"},
+      {"presence_penalty", kBoth, 0, "penalties are not supported: only 0 is"},
+      {"frequency_penalty", kBoth, 0, "penalties are not supported: only 0 is"},
+      {"repetition_penalty", kBoth, 1, "penalties are not supported: only 1 is"},
+      {"logit_bias", kBoth, Json::object(), "biases are not supported: only {} is"},
+      {"response_format", kBoth, Json({{"type", "text"}}),
+       "only {\"type\": \"text\"} is supported"},
+      {"tool_choice", kChat, "auto", "the model chooses: only \"auto\" is supported"},
+      {"modalities", kChat, Json::array({"text"}), "only [\"text\"] is supported"},
+      {"verbosity", kChat, "medium", "only \"medium\" is supported"},
+      {"echo", kText, false, "only false is supported"},
+      {"best_of", kText, 1, "only 1 is supported"}};
+  if (chat && field == "tool_choice" && value == "none" && !has_tools) return true;
+  for (const Neutral& neutral : kFields) {
+    if (field != neutral.field || neutral.where == (chat ? kText : kChat)) continue;
+    if (neutral.value.is_null() || value == neutral.value) return true;
+    BadValue(field, value, neutral.otherwise);
   }
   return false;
 }
@@ -309,8 +306,7 @@ class BodyReader {
       if (thinks) arguments_.reasoning_effort = effort_;
     }
     const auto found = body.find("messages");
-    const Json messages = found == body.end() ? Json() : *found;
-    CheckMessages(messages);
+    const Json messages = CheckedMessages(found == body.end() ? Json() : *found);
     request_.warnings = MediaWarnings(messages);
     if (continue_) {
       if (generation_prompt_.value_or(false)) {
@@ -346,9 +342,15 @@ class BodyReader {
   }
 
   void FinishCompletion(const Json& body) {
-    const auto prompt = body.find("prompt");
-    if (prompt == body.end() || prompt->is_null()) {
+    const auto found = body.find("prompt");
+    if (found == body.end() || found->is_null()) {
       BadNeed("prompt", body, "a string or an array of ids");
+    }
+    const Json* prompt = &*found;
+    // A list of prompts that holds one is that one.
+    if (prompt->is_array() && prompt->size() == 1 &&
+        (prompt->front().is_string() || prompt->front().is_array())) {
+      prompt = &prompt->front();
     }
     if (prompt->is_string()) {
       CompletionText(prompt->get_ref<const std::string&>());
@@ -450,9 +452,8 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
       BadNeed("custom_id", root, "a string that is not empty");
     }
     if (!ids_.Insert(out.custom_id)) {
-      throw LineRefusal(
-          "duplicate_custom_id", "custom_id",
-          fmt::format("an earlier line has the same custom_id, {}", ShownJson(out.custom_id)));
+      throw LineRefusal("duplicate_custom_id", "custom_id",
+                        "an earlier line has the same custom_id, " + ShownJson(out.custom_id));
     }
     CheckEnvelope(root);
     const auto body = root.find("body");

@@ -2,14 +2,21 @@
 // however the pipeline is set.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
 #include <map>
+#include <random>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "runtime/record.h"
+#include "tests/folder_watch.h"
+#include "tests/output_records.h"
 #include "tests/run_program.h"
 #include "tests/temp_dir.h"
+#include "tests/watchdog.h"
 
 namespace colibri {
 namespace {
@@ -45,20 +52,29 @@ const Words& Lines() {
   return kLines;
 }
 
-Answers Run(const std::string& input, const Words& more) {
+Words With(const std::string& input, const Words& more) {
   Words all = {"-m", COLIBRI_SOURCE_DIR "/apps/demo/model", "-i", input, "--ram", "200MB"};
   all.insert(all.end(), more.begin(), more.end());
-  const ProgramOutcome outcome = RunProgram("colibri-run", all);
-  INFO(outcome.err);
-  CHECK((outcome.exit_code == 0 || outcome.exit_code == 1));
+  return all;
+}
+
+// No line twice.
+Answers AnswersIn(const std::string& records) {
   Answers answers;
-  std::istringstream lines(outcome.out);
+  std::istringstream lines(records);
   for (std::string line; std::getline(lines, line);) {
     const std::string bytes = LineBytes(line);
     const size_t at = bytes.find("\"custom_id\":\"") + 13;
-    answers[bytes.substr(at, bytes.find('"', at) - at)] = bytes;
+    CHECK(answers.emplace(bytes.substr(at, bytes.find('"', at) - at), bytes).second);
   }
   return answers;
+}
+
+Answers Run(const std::string& input, const Words& more) {
+  const ProgramOutcome outcome = RunProgram("colibri-run", With(input, more));
+  INFO(outcome.err);
+  CHECK((outcome.exit_code == 0 || outcome.exit_code == 1));
+  return AnswersIn(outcome.out);
 }
 
 std::string Joined(const Words& lines) {
@@ -74,6 +90,50 @@ const Answers& Expected() {
     return Run(dir.Write("all.jsonl", Joined(Lines())), {});
   }();
   return kExpected;
+}
+
+// Short prompts: chats and completions, greedy and drawn, some with two choices, log probabilities
+// or a stop string.
+Words Crowd(int count) {
+  static const Words kWords = {"ship", "garden", "winter", "river", "lantern", "the", "a",  "old",
+                               "and",  "Alice",  "went",   "to",    "under",   "saw", "my", "sea"};
+  std::mt19937 random(1000);
+  const auto below = [&](uint32_t n) { return static_cast<uint32_t>(random()) % n; };
+  Words lines;
+  for (int i = 0; i < count; ++i) {
+    std::string text = "Once";
+    for (uint32_t words = 1 + below(9); words > 0; --words) text += ' ' + kWords[below(16)];
+    const bool chat = below(2) == 0;
+    std::string body = chat ? User(text) : R"("prompt":")" + text + '"';
+    body += R"(,"max_tokens":)" + std::to_string(4 + below(5));
+    static const Words kSampling = {R"(,"temperature":0)", R"(,"temperature":0.9)",
+                                    R"(,"temperature":1.3,"top_p":0.8,"seed":11)"};
+    body += kSampling[below(3)];
+    if (below(8) == 0) body += R"(,"n":2)";
+    if (below(8) == 0) body += chat ? R"(,"logprobs":true,"top_logprobs":2)" : R"(,"logprobs":2)";
+    if (below(8) == 0) body += R"(,"stop":"e")";
+    lines.push_back(Line("q" + std::to_string(i), chat ? "chat/completions" : "completions", body));
+  }
+  return lines;
+}
+
+// The answers of a run that is killed while half of its lines are still to come, and goes on.
+Answers RunKilledAndResumed(const Words& lines, const Words& setting) {
+  const Watchdog watchdog("a run that is killed and goes on", std::chrono::seconds(500));
+  const TempDir dir;
+  const std::string out = dir.Path("answers.jsonl");
+  Words more = setting;
+  more.insert(more.end(), {"-o", out, "--resume", "--input-format", "jsonl"});
+  const Words half(lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(lines.size() / 2));
+  const FolderWatch watch(dir.Path(""));
+  RunningProgram program("colibri-run", With("-", more));
+  program.Write(Joined(half));
+  watch.WaitForRecords(out, 1);
+  program.Signal(SIGKILL);
+  CHECK(program.Wait().signal == SIGKILL);
+  CHECK(RecordsIn(out) <= static_cast<std::ptrdiff_t>(half.size()));
+  CHECK(Run(dir.Write("all.jsonl", Joined(lines)), more).empty());  // they are in the file
+  return AnswersIn(ReadWhole(out));
 }
 
 }  // namespace
@@ -127,6 +187,27 @@ TEST_CASE("no setting of the pipeline changes a line") {
     CAPTURE(setting[1]);
     CHECK(Run(input, setting) == Expected());
   }
+}
+
+// A thousand lines with COLIBRI_FULL_TESTS.
+TEST_CASE("a crowd has the same bytes at any batch size, in any order, resumed or not") {
+  const bool full = std::getenv("COLIBRI_FULL_TESTS") != nullptr;
+  Words lines = Crowd(full ? 1000 : 100);
+  std::mt19937 random(1);
+  Answers expected;
+  for (const std::string& size : full ? Words{"256", "64", "7", "1"} : Words{"64", "7", "1"}) {
+    CAPTURE(size);
+    const TempDir dir;
+    const Words setting = {"--thinking", "off", "--ctx-size", "128",
+                           "--max-seqs", size,  "--max-rows", size};
+    const Answers whole = Run(dir.Write("all.jsonl", Joined(lines)), setting);
+    if (expected.empty()) expected = whole;
+    CHECK(whole == expected);
+    std::shuffle(lines.begin(), lines.end(), random);
+    CHECK(RunKilledAndResumed(lines, setting) == expected);
+    std::shuffle(lines.begin(), lines.end(), random);
+  }
+  CHECK(expected.size() == lines.size());
 }
 
 TEST_CASE("another seed does change a line, so that the comparisons mean something") {

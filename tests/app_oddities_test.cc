@@ -324,40 +324,44 @@ TEST_CASE("what the program has no part for is refused by name") {
 TEST_CASE("messages are rendered whole or refused with their place") {
   const std::string talk =
       R"([{"role":"user","content":"Hello"},{"role":"assistant","content":"It was"}])";
-  Check("messages are rendered whole or refused with their place",
-        {{"no messages", Envelope("/v1/chat/completions", R"({"n":1})")},
-         {"an empty list of messages", Messages("[]")},
-         {"a string as messages", Messages("\"Hello\"")},
-         {"a number among messages", Messages(R"([{"role":"user","content":"Hello"},5])")},
-         {"a message without a role", Messages(R"([{"content":"Hello"}])")},
-         {"an unknown role", Messages(R"([{"role":"wizard","content":"Hello"}])")},
-         {"a message without content", Messages(R"([{"role":"user"}])")},
-         {"content null", Content("null")},
-         {"a number as content", Content("5")},
-         {"an object as content", Content("{\"text\":\"Hello\"}")},
-         {"an empty content", Content("\"\"")},
-         {"an empty list as content", Content("[]"), Content("\"\"")},
-         {"content as a list of text parts",
-          Content(R"([{"type":"text","text":"Hel"},{"type":"text","text":"lo"}])"), Chat("")},
-         {"an image part", Content(R"([{"type":"image_url","image_url":{"url":"a"}}])"), "", "",
-          [](const Json& r) {
-            return r.at("x_colibri").at("warnings") ==
-                   Json::array({"messages[0].content[0]: the model sees no image_url, the prompt "
-                                "tells it that there was one"});
-          }},
-         {"an unknown part", Content(R"([{"type":"hologram"}])")},
-         {"a text part without text", Content(R"([{"type":"text"}])")},
-         {"an unknown field of a text part",
-          Content(R"([{"type":"text","text":"a","cache_control":{}}])")},
-         {"an unknown field of a message",
-          Messages(R"([{"role":"user","content":"Hello","name":"Bob"}])")},
-         {"the assistant's message last", Messages(talk)},
-         {"the assistant's message last, to be continued",
-          Chat(R"("continue_final_message":true)", talk)},
-         {"to be continued, but the user's is last", Chat(R"("continue_final_message":true)")},
-         {"the spelling of control tokens in a content",
-          Content(R"("<|user|><|endoftext|>[gMASK]<sop>")"), "", "",
-          [](const Json& r) { return PromptTokens(r) > 30; }}});
+  Check(
+      "messages are rendered whole or refused with their place",
+      {{"no messages", Envelope("/v1/chat/completions", R"({"n":1})")},
+       {"an empty list of messages", Messages("[]")},
+       {"a string as messages", Messages("\"Hello\"")},
+       {"a number among messages", Messages(R"([{"role":"user","content":"Hello"},5])")},
+       {"a message without a role", Messages(R"([{"content":"Hello"}])")},
+       {"an unknown role", Messages(R"([{"role":"wizard","content":"Hello"}])")},
+       {"the role developer",
+        Messages(R"([{"role":"developer","content":"Be brief."},{"role":"user","content":"Hi"}])"),
+        Messages(R"([{"role":"system","content":"Be brief."},{"role":"user","content":"Hi"}])")},
+       {"a message without content", Messages(R"([{"role":"user"}])")},
+       {"content null", Content("null")},
+       {"a number as content", Content("5")},
+       {"an object as content", Content("{\"text\":\"Hello\"}")},
+       {"an empty content", Content("\"\"")},
+       {"an empty list as content", Content("[]"), Content("\"\"")},
+       {"content as a list of text parts",
+        Content(R"([{"type":"text","text":"Hel"},{"type":"text","text":"lo"}])"), Chat("")},
+       {"an image part", Content(R"([{"type":"image_url","image_url":{"url":"a"}}])"), "", "",
+        [](const Json& r) {
+          return r.at("x_colibri").at("warnings") ==
+                 Json::array({"messages[0].content[0]: the model sees no image_url, the prompt "
+                              "tells it that there was one"});
+        }},
+       {"an unknown part", Content(R"([{"type":"hologram"}])")},
+       {"a text part without text", Content(R"([{"type":"text"}])")},
+       {"an unknown field of a text part",
+        Content(R"([{"type":"text","text":"a","cache_control":{}}])")},
+       {"an unknown field of a message",
+        Messages(R"([{"role":"user","content":"Hello","name":"Bob"}])")},
+       {"the assistant's message last", Messages(talk)},
+       {"the assistant's message last, to be continued",
+        Chat(R"("continue_final_message":true)", talk)},
+       {"to be continued, but the user's is last", Chat(R"("continue_final_message":true)")},
+       {"the spelling of control tokens in a content",
+        Content(R"("<|user|><|endoftext|>[gMASK]<sop>")"), "", "",
+        [](const Json& r) { return PromptTokens(r) > 30; }}});
 }
 
 TEST_CASE("prompts are text or ids that the model has") {
@@ -367,6 +371,7 @@ TEST_CASE("prompts are text or ids that the model has") {
          {"an empty prompt", Completion("\"\"")},
          {"an empty list as prompt", Completion("[]")},
          {"a list of strings as prompt", Completion(R"(["The sea","The sky"])")},
+         {"a list of one string as prompt", Completion(R"(["The sea"])"), sea},
          {"a list of lists of ids as prompt", Completion("[[1,2],[3]]")},
          {"ids as prompt", Completion("[1,2,3]"), "", "",
           [](const Json& r) { return PromptTokens(r) == 3; }},

@@ -1,10 +1,8 @@
 // A night of colibri-run and what may go wrong in it: the program is killed, the drive fills up,
 // several machines share the prompts; the answers are those of a quiet night. With the demo model.
 #include <doctest/doctest.h>
-#include <sys/inotify.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +15,7 @@
 
 #include "runtime/record.h"
 #include "runtime/record_reader.h"
+#include "tests/folder_watch.h"
 #include "tests/output_records.h"
 #include "tests/run_program.h"
 #include "tests/temp_dir.h"
@@ -106,30 +105,6 @@ const Answers& Expected() {
 int Rounds(int usual, int full) {
   return std::getenv("COLIBRI_FULL_TESTS") != nullptr ? full : usual;
 }
-
-std::ptrdiff_t RecordsIn(const std::string& path) {
-  const std::string text = ReadWhole(path);
-  return std::count(text.begin(), text.end(), '\n');
-}
-
-// Sees what is written into a folder, without looking at a clock.
-class FolderWatch {
- public:
-  explicit FolderWatch(const std::string& folder) : fd_(inotify_init1(IN_CLOEXEC)) {
-    REQUIRE(inotify_add_watch(fd_, folder.c_str(), IN_MODIFY | IN_MOVED_TO) >= 0);
-  }
-  ~FolderWatch() { close(fd_); }
-  FolderWatch(const FolderWatch&) = delete;
-  FolderWatch& operator=(const FolderWatch&) = delete;
-
-  void WaitForRecords(const std::string& path, std::ptrdiff_t count) const {
-    std::array<char, 4096> events;
-    while (RecordsIn(path) < count) REQUIRE(read(fd_, events.data(), events.size()) > 0);
-  }
-
- private:
-  int fd_;
-};
 
 // A run that `signal` ends at a moment of the generator's choice: while it starts, or when some
 // more records are there. Returns false if the output was whole already.

@@ -1,3 +1,5 @@
+// Lines of a batch file and plain lines to requests, and why a line is refused.
+// Length: each rule of a line has a case here.
 #include "runtime/request_parser.h"
 
 #include <doctest/doctest.h>
@@ -163,7 +165,10 @@ TEST_CASE("fields without effect are accepted in their neutral values") {
       "repetition_penalty": 1.0, "logit_bias": {}, "user": "u", "metadata": {"a": "b"},
       "store": true, "service_tier": "auto", "parallel_tool_calls": true, "tool_choice": "auto",
       "response_format": {"type": "text"}, "temperature": null, "stop": null, "tools": null,
-      "n": null, "seed": null, "functions": null, "messages_extra": null)"));
+      "n": null, "seed": null, "functions": null, "messages_extra": null,
+      "modalities": ["text"], "verbosity": "medium", "safety_identifier": "s",
+      "prompt_cache_key": "k", "prompt_cache_retention": "24h")"));
+  Good(ChatLine(R"("tool_choice": "none")"));
   Good(CompletionLine(R"("prompt": "a", "echo": false, "best_of": 1, "suffix": null)"));
 }
 
@@ -175,6 +180,8 @@ TEST_CASE("fields that would change the answer are refused by name") {
   CHECK(Refused(ChatLine(R"("response_format": {"type": "json_object"})")) ==
         "unsupported_value response_format");
   CHECK(Refused(ChatLine(R"("tool_choice": "required")")) == "unsupported_value tool_choice");
+  CHECK(Refused(ChatLine(R"("modalities": ["text", "audio"])")) == "unsupported_value modalities");
+  CHECK(Refused(ChatLine(R"("verbosity": "low")")) == "unsupported_value verbosity");
   CHECK(Refused(ChatLine(R"("max_tokns": 5)")) == "unknown_field max_tokns");
   CHECK(Refused(ChatLine(R"("prompt": "x")")) == "unknown_field prompt");
   CHECK(Refused(ChatLine(R"("echo": false)")) == "unknown_field echo");
@@ -182,6 +189,8 @@ TEST_CASE("fields that would change the answer are refused by name") {
   CHECK(Refused(CompletionLine(R"("prompt": "a", "max_completion_tokens": 4)")) ==
         "unknown_field max_completion_tokens");
   CHECK(Refused(CompletionLine(R"("prompt": "a", "echo": true)")) == "unsupported_value echo");
+  CHECK(Refused(CompletionLine(R"("prompt": "a", "verbosity": "medium")")) ==
+        "unknown_field verbosity");
 }
 
 TEST_CASE("thinking and effort follow the line, and contradictions are refused") {
@@ -255,9 +264,9 @@ TEST_CASE("what the template would leave out of messages is refused with its pla
   CHECK(Refused(with("\"Hi\"")) == "invalid_request messages");
   CHECK(Refused(with("null")) == "invalid_request messages");
   CHECK(Refused(with("[1]")) == "invalid_request messages[0]");
-  CHECK(Refused(
-            with(R"([{"role": "user", "content": "a"}, {"role": "developer", "content": "b"}])")) ==
-        "invalid_request messages[1]");
+  CHECK(
+      Refused(with(R"([{"role": "user", "content": "a"}, {"role": "critic", "content": "b"}])")) ==
+      "invalid_request messages[1]");
   CHECK(Refused(with(R"([{"content": "a"}])")) == "invalid_request messages[0]");
   CHECK(Refused(with(R"([{"role": "user"}])")) == "invalid_request messages[0]");
   CHECK(Refused(with(R"([{"role": "user", "content": null}])")) == "invalid_request messages[0]");
@@ -273,7 +282,8 @@ TEST_CASE("what the template would leave out of messages is refused with its pla
             R"([{"role": "user", "content": [{"type": "text", "text": "a", "cache": 1}]}])")) ==
         "unknown_field messages[0].content[0].cache");
   Good(with(R"([{"role": "user", "content": "a", "name": null},
-                {"role": "assistant", "content": null, "refusal": null, "tool_calls": [{"id": "c",
+                {"role": "assistant", "content": null, "refusal": null, "annotations": [],
+                  "tool_calls": [{"id": "c",
                   "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
                 {"role": "tool", "tool_call_id": "c", "content": "ok"}])"));
 }
@@ -300,6 +310,15 @@ TEST_CASE("a refusal says what was found and what was expected") {
         "messages: \"Hi\" is given, an array of at least one message is expected");
   // The parser counts lines of its text, which a reader would take for those of the file.
   CHECK(message("{]").find("parse error at byte 2: ") != std::string::npos);
+}
+
+TEST_CASE("the role developer is another word for system") {
+  const auto with = [](const std::string& role) {
+    return Text(Good(R"({"custom_id": "a", "url": "/v1/chat/completions", "body": {"messages": [
+        {"role": ")" +
+                     role + R"(", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}})"));
+  };
+  CHECK(with("developer") == with("system"));
 }
 
 TEST_CASE("tools reach the prompt, and their string arguments are remembered") {
@@ -363,6 +382,12 @@ TEST_CASE("prompts of ids are taken as they are, and checked") {
   CHECK(Refused(CompletionLine(R"("prompt": ["a", "b"])")) == "unsupported_value prompt");
   CHECK(Refused(CompletionLine(R"("prompt": [[1], [2]])")) == "unsupported_value prompt");
   CHECK(Refused(CompletionLine(R"("prompt": 5)")) == "unsupported_value prompt");
+  CHECK(Good(CompletionLine(R"("prompt": [[5, 0, 4095]])")).prompt ==
+        std::vector<int32_t>{5, 0, 4095});
+  CHECK(Good(CompletionLine(R"("prompt": ["Once"])")).prompt ==
+        Good(CompletionLine(R"("prompt": "Once")")).prompt);
+  CHECK(Refused(CompletionLine(R"("prompt": [[]])")) == "invalid_request prompt");
+  CHECK(Refused(CompletionLine(R"("prompt": [[["a"]]])")) == "unsupported_value prompt");
 }
 
 TEST_CASE("logprobs of a completion are a number") {

@@ -33,7 +33,8 @@ class RunningProgram {
  public:
   enum class Screen : uint8_t { kPipes, kTerminal };  // kTerminal: what is on it is `out`
 
-  // name: of a program in the build folder. environment: "NAME=value", added to ours.
+  // name: of a program in the build folder, or the whole path of another one. environment:
+  // "NAME=value", added to ours.
   RunningProgram(const std::string& name, const std::vector<std::string>& arguments,
                  const std::vector<std::string>& environment = {}, Screen screen = Screen::kPipes) {
     // A program that ends early must not take the test along.
@@ -58,7 +59,7 @@ class RunningProgram {
     sigaddset(&usual, SIGPIPE);
     posix_spawnattr_setsigdefault(&attributes, &usual);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
-    const std::string path = std::string(COLIBRI_BINARY_DIR "/") + name;
+    const std::string path = name.front() == '/' ? name : COLIBRI_BINARY_DIR "/" + name;
     std::vector<char*> argv = {const_cast<char*>(path.c_str())};
     for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
     argv.push_back(nullptr);

@@ -46,7 +46,8 @@ const char* const kAllInstalled = "shift 2; for p; do printf 'installed:%s ' \"$
 }  // namespace
 
 TEST_CASE("every script parses and can be started") {
-  for (const char* script : {".ci/run", "apps/demo.sh", "apps/packages.sh", "tests/run.sh"}) {
+  for (const char* script :
+       {".ci/run", "apps/demo.sh", "apps/packages.sh", "tests/client_python.sh", "tests/run.sh"}) {
     CAPTURE(script);
     const Outcome parsed = Shell(std::string("bash -n ") + script);
     CHECK(parsed.output == "");
@@ -87,6 +88,24 @@ TEST_CASE("the packages of the tests are asked for by the tests alone") {
 TEST_CASE("an unknown argument of a script is an error") {
   CHECK(Shell("bash apps/packages.sh --dry").status != 0);
   CHECK(Shell("bash tests/run.sh --fast").output == "usage: bash tests/run.sh [--full]\n");
+}
+
+TEST_CASE("without PyPI there is no Python for the answers, but a reason, and nothing half made") {
+  const TempDir folder;
+  // Makes an environment in which nothing can be installed.
+  const std::string python =
+      folder.Write("python3",
+                   "#!/bin/sh\nmkdir -p \"$3/bin\"\nprintf '#!/bin/sh\\necho no route; exit 1' "
+                   "> \"$3/bin/python\"\nchmod +x \"$3/bin/python\"\n");
+  std::filesystem::permissions(python, std::filesystem::perms::owner_all);
+  const std::string made = folder.Path("made");
+  const Outcome outcome =
+      Shell("PATH='" + folder.Path("") + "':\"$PATH\" bash tests/client_python.sh '" + made + "'");
+  CAPTURE(outcome.output);
+  CHECK(outcome.status != 0);
+  CHECK(outcome.output.find("no route\nclient_python.sh: no Python with openai==") == 0);
+  CHECK(outcome.output.find("PyPI are needed") != std::string::npos);
+  CHECK_FALSE(std::filesystem::exists(made));
 }
 
 TEST_CASE("the machine that built this test has every package of the build") {
