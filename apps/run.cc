@@ -356,10 +356,11 @@ int ConcludeWithoutRun(const RunOptions& o, Answers& answers) {
   return answers.failed_before == 0 ? 0 : 1;
 }
 
-void TakeSurvey(const std::optional<PromptSurvey>& survey, PlanRequest* request) {
-  if (!survey) return;
-  request->answers = survey->Answers();
-  request->logprobs = survey->logprobs || !survey->whole;
+void TakeSurvey(const std::optional<PromptSurvey>& survey, const RunOptions& o,
+                PlanRequest* request) {
+  request->answers = survey ? survey->Answers() : std::nullopt;
+  request->logprobs = GivenFormat(o) != InputFormat::kLines &&
+                      (!survey || !survey->whole || survey->logprobs);
 }
 
 int RunChecked(const RunOptions& o) {
@@ -379,7 +380,7 @@ int RunChecked(const RunOptions& o) {
   request.token_bytes = tokenizer.MostBytes(1);
   request.held_back = o.ordered && (o.output == "-" || WantsText(o));
   std::optional<PromptSurvey> survey = Survey(o, input.Get(), {}, request.context);
-  TakeSurvey(survey, &request);
+  TakeSurvey(survey, o, &request);
   Plan plan = MakePlan(model, request);
   if (o.plan) {
     Print(plan.Table());
@@ -397,7 +398,7 @@ int RunChecked(const RunOptions& o) {
   if (job.answers.done_before > 0) {
     // Memory for the answers that are left; the context, which the manifest has, stays.
     survey = Survey(o, input.Get(), job.answers.run.finished, request.context);
-    TakeSurvey(survey, &request);
+    TakeSurvey(survey, o, &request);
     plan = MakePlan(model, request);
   }
   if (survey && survey->whole && survey->lines == 0) return ConcludeWithoutRun(o, job.answers);

@@ -5,6 +5,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "runtime/request.h"
 
@@ -27,6 +29,10 @@ nlohmann::ordered_json CheckedMessages(nlohmann::ordered_json messages);
 
 // `tools` must be an array of functions with names. Throws LineRefusal.
 void CheckTools(const nlohmann::ordered_json& tools);
+
+// A warning for each message with parts that the model cannot take in, naming the first: the
+// template puts a reminder in their place. Messages that CheckMessages accepts.
+std::vector<std::string> MediaWarnings(const nlohmann::ordered_json& messages);
 
 // The text of the last user message, its parts put together; "" without one.
 std::string LastUserText(const nlohmann::ordered_json& messages);

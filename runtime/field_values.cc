@@ -11,53 +11,19 @@
 #include "runtime/line_limits.h"
 
 namespace colibri {
-namespace {
 
 using Json = nlohmann::ordered_json;
 
-// At most this much of a value is repeated in a message.
-constexpr size_t kShown = 60;
-
-// What dump() gives, or a beginning of it of more than kShown bytes: a value may be as long as a
-// line.
-void AppendShort(const Json& value, std::string* out) {
-  const bool object = value.is_object();
-  if (value.is_string()) {
-    // Each byte gives one or more, and the character that is cut stands behind what is shown.
-    const std::string& text = value.get_ref<const std::string&>();
-    *out += Json(text.substr(0, kShown + 4)).dump(-1, ' ', true, Json::error_handler_t::replace);
-  } else if (object || value.is_array()) {
-    *out += object ? '{' : '[';
-    const char* separator = "";
-    for (const auto& [key, member] : value.items()) {
-      if (out->size() > kShown) return;
-      *out += separator;
-      if (object) {
-        AppendShort(key, out);
-        *out += ':';
-      }
-      AppendShort(member, out);
-      separator = ",";
-    }
-    *out += object ? '}' : ']';
-  } else {
-    *out += value.dump();
-  }
-}
-
-std::string Show(const Json& value) {
-  if (IsBigInteger(value)) return BigIntegerDigits(value).substr(0, 40);
-  std::string text;
-  AppendShort(value, &text);
-  if (text.size() > kShown) text = text.substr(0, kShown - 3) + "...";
-  return text;
-}
-
-}  // namespace
-
 void BadValue(const std::string& field, const Json& value, std::string_view wanted) {
   throw LineRefusal("unsupported_value", field,
-                    fmt::format("{}: {} is given, {}", field, Show(value), wanted));
+                    fmt::format("{}: {} is given, {}", field, ShownJson(value), wanted));
+}
+
+void BadNeed(const std::string& field, const Json& owner, std::string_view wanted) {
+  const auto at = owner.find(field);
+  throw LineRefusal("invalid_request", field,
+                    fmt::format("{}: {} is given, {} is expected", field,
+                                at == owner.end() ? "none" : ShownJson(*at), wanted));
 }
 
 bool BoolField(const std::string& field, const Json& value) {

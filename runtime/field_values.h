@@ -14,6 +14,10 @@ namespace colibri {
 [[noreturn]] void BadValue(const std::string& field, const nlohmann::ordered_json& value,
                            std::string_view wanted);
 
+// The same of a field of `owner` that a line cannot do without.
+[[noreturn]] void BadNeed(const std::string& field, const nlohmann::ordered_json& owner,
+                          std::string_view wanted);
+
 bool BoolField(const std::string& field, const nlohmann::ordered_json& value);
 // low <= value <= high.
 int64_t IntField(const std::string& field, const nlohmann::ordered_json& value, int64_t low,

@@ -29,13 +29,16 @@ struct OpenValue {
   std::unordered_set<std::string> keys;
 };
 
-// "[json.exception.parse_error.101] parse error at line 1, column 2: ..." without the bracket, and
-// without the bytes last read, which may be broken UTF-8.
+// "[json.exception.parse_error.101] parse error at line 1, column 2: ..." without the bracket, the
+// line (of the text, where a reader would take it for the file's), and the bytes last read, which
+// may be broken UTF-8.
 std::string Reason(const char* what) {
   std::string text = what;
   if (const size_t end = text.find("] "); !text.empty() && text[0] == '[' && end != text.npos) {
     text.erase(0, end + 2);
   }
+  constexpr std::string_view kLine = "parse error at line 1, column ";
+  if (text.starts_with(kLine)) text.replace(0, kLine.size(), "parse error at byte ");
   if (const size_t last = text.find("; last read:"); last != text.npos) text.resize(last);
   return text;
 }
@@ -158,6 +161,48 @@ std::string BigIntegerDigits(const Json& value) {
   if (!IsBigInteger(value)) return {};
   const auto& digits = value.get_binary();
   return std::string(digits.begin(), digits.end());
+}
+
+namespace {
+
+// At most this much of a value is repeated in a message.
+constexpr size_t kShown = 60;
+
+// What dump() gives, or a beginning of it of more than kShown bytes: a value may be as long as a
+// line.
+void AppendShort(const Json& value, std::string* out) {
+  const bool object = value.is_object();
+  if (value.is_string()) {
+    // Each byte gives one or more, and the character that is cut stands behind what is shown.
+    const std::string& text = value.get_ref<const std::string&>();
+    *out += Json(text.substr(0, kShown + 4)).dump(-1, ' ', true, Json::error_handler_t::replace);
+  } else if (object || value.is_array()) {
+    *out += object ? '{' : '[';
+    const char* separator = "";
+    for (const auto& [key, member] : value.items()) {
+      if (out->size() > kShown) return;
+      *out += separator;
+      if (object) {
+        AppendShort(key, out);
+        *out += ':';
+      }
+      AppendShort(member, out);
+      separator = ",";
+    }
+    *out += object ? '}' : ']';
+  } else {
+    *out += value.dump();
+  }
+}
+
+}  // namespace
+
+std::string ShownJson(const Json& value) {
+  if (IsBigInteger(value)) return BigIntegerDigits(value).substr(0, 40);
+  std::string text;
+  AppendShort(value, &text);
+  if (text.size() > kShown) text = text.substr(0, kShown - 3) + "...";
+  return text;
 }
 
 }  // namespace colibri

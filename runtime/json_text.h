@@ -32,4 +32,7 @@ bool IsBigInteger(const nlohmann::ordered_json& value);
 // Its decimal digits with the sign; "" if it is no big integer.
 std::string BigIntegerDigits(const nlohmann::ordered_json& value);
 
+// What a message shows of a value: its JSON text in ASCII, at most 60 bytes of it.
+std::string ShownJson(const nlohmann::ordered_json& value);
+
 }  // namespace colibri

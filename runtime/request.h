@@ -48,7 +48,8 @@ struct Request {
   bool has_tools = false;
   // (tool, argument) pairs whose schema says string: their values are never read as JSON.
   std::vector<std::pair<std::string, std::string>> string_arguments;
-  std::string prompt_text;  // for the text output of several prompts; "" otherwise
+  std::vector<std::string> warnings;  // what its record says beside the answer's own warnings
+  std::string prompt_text;            // for the text output of several prompts; "" otherwise
 };
 
 // Why a choice ended.

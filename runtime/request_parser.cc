@@ -242,6 +242,7 @@ class BodyReader {
     const Json none;
     // Moved, as they may be nearly all of a line.
     const Json messages = CheckedMessages(found == body.end() ? Json() : std::move(*found));
+    request_.warnings = MediaWarnings(messages);
     if (continue_) {
       if (generation_prompt_.value_or(false)) {
         throw LineRefusal("unsupported_value", "continue_final_message",
@@ -288,7 +289,7 @@ class BodyReader {
   void FinishCompletion(const Json& body) {
     const auto found = body.find("prompt");
     if (found == body.end() || found->is_null()) {
-      throw LineRefusal("invalid_request", "prompt", "the body has no prompt");
+      BadNeed("prompt", body, "a string or an array of ids");
     }
     const Json* prompt = &*found;
     // A list of prompts that holds one is that one.
@@ -394,22 +395,21 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
       root = ParseJsonUpTo(line, MaxLineValues(context_), &left_out);
     } catch (const std::invalid_argument& error) {
       throw LineRefusal("invalid_json", "",
-                        fmt::format("the line is no valid JSON: {}", error.what()));
+                        fmt::format("the line is no valid JSON object: {}", error.what()));
     }
     if (!root.is_object()) {
-      throw LineRefusal("invalid_request", "",
-                        fmt::format("the line is a JSON {}, not an object", TypeName(root)));
+      throw LineRefusal(
+          "invalid_request", "",
+          fmt::format("the line is a JSON {}, an object is expected", TypeName(root)));
     }
     out.custom_id = CustomIdOf(root);
     if (out.custom_id.empty()) {
-      throw LineRefusal("invalid_request", "custom_id",
-                        fmt::format("the line needs a custom_id that is a string, not empty and of "
-                                    "at most {} bytes",
-                                    kMaxIdBytes));
+      BadNeed("custom_id", root,
+              fmt::format("a string that is not empty and has at most {} bytes", kMaxIdBytes));
     }
     if (!ids_.Insert(out.custom_id)) {
       throw LineRefusal("duplicate_custom_id", "custom_id",
-                        "an earlier line has the same custom_id");
+                        "an earlier line has the same custom_id, " + ShownJson(out.custom_id));
     }
     if (left_out) {
       throw LineRefusal("context_length_exceeded", "",
@@ -420,7 +420,7 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
     CheckEnvelope(root);
     const auto body = root.find("body");
     if (body == root.end() || !body->is_object()) {
-      throw LineRefusal("invalid_request", "body", "the line needs a body that is an object");
+      BadNeed("body", root, "an object");
     }
     const auto model = body->find("model");
     if (model != body->end() && !model->is_null()) out.model = StringField("model", *model);

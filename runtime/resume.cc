@@ -38,8 +38,8 @@ bool MayAskForSeveral(std::string_view line) {
   return false;
 }
 
-// As a key, or in a prompt's text, which costs a little memory and changes no answer. A key may spell
-// its letters as \u006c.
+// As a key, or in a prompt's text, which costs a little memory and changes no answer. A key may
+// spell its letters as \u006c.
 bool MayAskForLogprobs(std::string_view line) {
   return line.find("logprobs") != std::string_view::npos ||
          line.find("\\u00") != std::string_view::npos;

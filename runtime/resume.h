@@ -46,8 +46,8 @@ struct PromptSurvey {
   }
 };
 // Reads an input file from the position of `fd`, which stays, to the last line that has a record
-// and 16 MiB further. `format`: nullopt as in PromptSource. `context`: of the run, for its limits of
-// lines. Regular files only. Throws IoError.
+// and 16 MiB further. `format`: nullopt as in PromptSource. `context`: of the run, for its limits
+// of lines. Regular files only. Throws IoError.
 PromptSurvey SurveyLines(int fd, std::optional<InputFormat> format, const LineShard& shard,
                          const FinishedLines& finished, int32_t context);
 PromptSurvey SurveyPrompts(std::span<const std::string> prompts, const LineShard& shard,

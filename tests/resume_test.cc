@@ -334,7 +334,7 @@ TEST_CASE("a strict check finds the second use of an id and a prompt beyond the 
   const Descriptor file(dir.Write("in", kA + "\n" + kA + "\n" + kB + "\n"));
   RequestParser parser = Parser();
   CHECK(CheckAllLines(file.Fd(), {}, parser).problems ==
-        Words{"line 2: an earlier line has the same custom_id"});
+        Words{"line 2: an earlier line has the same custom_id, \"a\""});
   RequestParser second = Parser(2);
   CHECK(CheckAllLines(file.Fd(), {}, second).bad == 3);
 }
