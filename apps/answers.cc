@@ -4,9 +4,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <charconv>
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "apps/say.h"
 #include "io/error.h"
@@ -18,10 +22,32 @@
 namespace colibri {
 namespace {
 
-// A regular file read from its beginning: a shell may hand over one that it has begun to read.
-bool FromBeginning(int fd) {
+bool Regular(int fd) {
   struct stat info {};
-  return fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && lseek(fd, 0, SEEK_CUR) == 0;
+  return fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+}
+
+// The number N if the name, or the link it is, stands for this process's /proc/self/fd/N.
+std::optional<int> OpenDescriptor(std::filesystem::path path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path ours = fs::canonical("/proc/self/fd", error);
+  // As many links as the kernel follows.
+  for (int links = 0; links < 40 && !ours.empty(); ++links) {
+    const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+    const std::string name = path.filename().string();
+    if (fs::canonical(folder, error) == ours) {
+      int number = -1;
+      const char* end = name.data() + name.size();
+      const auto parsed = std::from_chars(name.data(), end, number);
+      if (parsed.ec == std::errc() && parsed.ptr == end) return number;
+      return std::nullopt;
+    }
+    const fs::path target = fs::read_symlink(path, error);
+    if (error) return std::nullopt;
+    path = folder / target;  // an absolute target replaces the folder
+  }
+  return std::nullopt;
 }
 
 // Readable text: no manifest, nothing to go on in.
@@ -77,14 +103,40 @@ void RefuseSameFile(const RunOptions& o, int input) {
   }
 }
 
-void RefuseChangedPrompts(const RunOptions& o, int input, const FinishedLines& finished,
-                          int32_t context) {
-  if (finished.Empty() || input < 0 || !FromBeginning(input)) return;
-  const std::optional<ChangedLine> changed =
-      FindChangedLine(input, GivenFormat(o), finished, context);
-  if (!changed) return;
-  throw UsageError(fmt::format("{} cannot be resumed: {} of {}", o.output, changed->what,
-                               o.input == "-" ? "standard input" : o.input));
+std::optional<PromptSurvey> Survey(const RunOptions& o, int input, const FinishedLines& finished,
+                                   int32_t context) {
+  std::optional<PromptSurvey> survey;
+  if (input < 0) {
+    if (!o.prompts.empty()) survey = SurveyPrompts(o.prompts, o.shard, finished);
+  } else if (Regular(input)) {
+    survey = SurveyLines(input, GivenFormat(o), o.shard, finished, context);
+  }
+  if (survey && survey->changed) {
+    throw UsageError(fmt::format("{} cannot be resumed: {} of {}", o.output, survey->changed->what,
+                                 input < 0        ? "the command line"
+                                 : o.input == "-" ? "standard input"
+                                                  : o.input));
+  }
+  return survey;
+}
+
+void RefuseForStandardOutput(const RunOptions& o) {
+  if (o.output != "-") return;
+  if (o.resume) {
+    throw UsageError("--resume is for an output file (-o): standard output cannot be read again");
+  }
+  if (o.overwrite) throw UsageError("--overwrite is for an output file (-o)");
+}
+
+std::string OutputName(const std::string& path) {
+  const std::optional<int> number = OpenDescriptor(path);
+  if (!number) return path;
+  if (*number == STDOUT_FILENO) return "-";
+  if (Regular(*number)) {
+    throw UsageError(fmt::format(
+        "-o {}: a file that is open already; give its own name, or - for standard output", path));
+  }
+  return path;
 }
 
 void CheckStrictly(const RunOptions& o, int input, RequestParser& parser) {

@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 
 #include "apps/flags.h"
 #include "runtime/request_parser.h"
+#include "runtime/resume.h"
 #include "runtime/run_output.h"
 
 namespace colibri {
@@ -32,10 +34,19 @@ Answers OpenAnswers(const RunOptions& options, bool text,
 // Throws UsageError if -i (open as `input`, or -1) and -o are the same file by whatever name.
 void RefuseSameFile(const RunOptions& options, int input);
 
-// Throws UsageError if a prompt that has an answer was changed. Only where the prompts can be read
-// twice; on a pipe the LineFilter notices.
-void RefuseChangedPrompts(const RunOptions& options, int input, const FinishedLines& finished,
-                          int32_t context);
+// Which prompts are to be run. nullopt: they cannot be read twice, or there are none; on a pipe the
+// LineFilter notices what was changed. `context`: of the run, for its limits of lines. Throws
+// UsageError if a prompt that has an answer was changed.
+std::optional<PromptSurvey> Survey(const RunOptions& options, int input,
+                                   const FinishedLines& finished, int32_t context);
+
+// --resume and --overwrite where the answers go to standard output: throws UsageError.
+void RefuseForStandardOutput(const RunOptions& options);
+
+// `path` as -o takes it: "-" for a name of standard output such as /dev/stdout, which would else be
+// opened a second time, from its beginning, with a manifest in /dev. Throws UsageError if it is a
+// regular file that is open under another number: its own name is needed.
+std::string OutputName(const std::string& path);
 
 // --strict. Throws UsageError: lines that cannot be answered, or a pipe.
 void CheckStrictly(const RunOptions& options, int input, RequestParser& parser);

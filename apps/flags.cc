@@ -1,9 +1,11 @@
+// Length: one table of all flags, in the order of --help, and what their combinations mean.
 #include "apps/flags.h"
 
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -51,6 +53,7 @@ std::string EnvironmentName(const std::string& flags) {
 // Builds the flags of one RunOptions; each Add gives name, help and environment variable at once.
 class FlagSet {
  public:
+  using Strings = std::vector<std::string>;
   explicit FlagSet(RunOptions* options) : options_(*options) {
     app_.set_help_flag("-h,--help", "Print this and exit");
     app_.option_defaults()->group("Other");
@@ -71,6 +74,28 @@ class FlagSet {
   CLI::App& App() { return app_; }
   bool Given(const std::string& flag) const { return app_.get_option(flag)->count() > 0; }
 
+  // See RunOptions::from_environment.
+  std::vector<std::pair<std::string, std::string>> FromEnvironment(const Strings& arguments) {
+    std::vector<std::pair<std::string, std::string>> found;
+    for (const CLI::Option* option : app_.get_options()) {
+      const std::string& variable = option->get_envname();
+      const char* value = variable.empty() ? nullptr : std::getenv(variable.c_str());
+      if (value == nullptr || *value == '\0') continue;
+      Strings names;
+      for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+      const bool given = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+        return std::any_of(arguments.begin(), arguments.end(), [&](const std::string& argument) {
+          return argument.starts_with(name) &&  // -mDIR, --model=DIR
+                 (argument.size() == name.size() || name[1] != '-' || argument[name.size()] == '=');
+        });
+      });
+      if (given) continue;
+      for (std::string& name : names) found.emplace_back(std::move(name), variable);
+    }
+    return found;
+  }
+
   const std::string& InputFormatName() const { return input_format_; }
   const std::string& ThinkingName() const { return thinking_; }
 
@@ -88,7 +113,6 @@ class FlagSet {
   }
 
  private:
-  using Strings = std::vector<std::string>;
   static inline const std::set<std::string> kOfMerge = {
       "--merge",  "--mixed-targets", "--model",   "--input", "--input-format",
       "--output", "--overwrite",     "--version", "OUTPUT"};
@@ -272,9 +296,13 @@ class FlagSet {
     Parsed("--slots", "N|N%", "a number of experts or a percentage up to 100%",
            "Experts kept in memory, of each size (default: what fits)",
            [this](const std::string& text) { return SetSlots(text); });
-    Size("--resident", &options_.resident, "Memory for dense weights (default: the plan's choice)");
-    Value("--kv-dir", &options_.kv_dir, "Directory for KV pages that do not fit")->type_name("DIR");
-    Size("--kv-ram", &options_.kv_ram, "Memory for KV pages (default: the plan's choice)");
+    Size("--resident", &options_.resident,
+         "Memory for dense weights: not yet, all of them are in memory");
+    Value("--kv-dir", &options_.kv_dir,
+          "Directory for KV pages that do not fit: not yet, they stay in memory")
+        ->type_name("DIR");
+    Size("--kv-ram", &options_.kv_ram,
+         "Memory for KV pages: not yet, the plan decides from --ctx-size and --ram");
     Choice("--kv", &options_.f32_kv, {{"bf16", false}, {"f32", true}},
            "How keys and values are kept (default: bf16)");
   }
@@ -313,7 +341,7 @@ class FlagSet {
     Count("--prefetch-depth", &options_.prefetch_depth, 1, 256, "Of the reads, at most this many");
     Choice("--cache-policy", &options_.cache_policy,
            {{"auto", "auto"}, {"lru", "lru"}, {"fixed", "fixed"}},
-           "Which experts stay: the last used, or a fixed set (default: auto)");
+           "Which experts stay: the last used (auto and lru); fixed: not yet");
   }
 
   bool SetSlots(std::string text) {
@@ -426,6 +454,23 @@ void Settle(FlagSet& flags, RunOptions* options) {
 
 }  // namespace
 
+std::string NameVariables(
+    std::string message, const std::vector<std::pair<std::string, std::string>>& from_environment) {
+  const auto in_word = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_';
+  };
+  for (const auto& [flag, variable] : from_environment) {
+    for (size_t at = 0; (at = message.find(flag, at)) != std::string::npos;) {
+      const size_t end = at + flag.size();
+      const bool whole = (at == 0 || !in_word(message[at - 1])) &&
+                         (end == message.size() || !in_word(message[end]));
+      if (whole) message.replace(at, flag.size(), variable);
+      at += whole ? variable.size() : flag.size();
+    }
+  }
+  return message;
+}
+
 std::optional<uint64_t> ParseSize(std::string_view text) {
   const auto number = SplitNumber(text);
   if (!number) return {};
@@ -456,6 +501,11 @@ ParsedCommandLine ParseRunCommandLine(const std::vector<std::string>& arguments)
   if (arguments.empty()) return {{}, 2, kUsage};
   RunOptions options;
   FlagSet flags(&options);
+  options.from_environment = flags.FromEnvironment(arguments);
+  const auto refused = [from = options.from_environment](const char* what) {
+    return ParsedCommandLine{
+        {}, 2, fmt::format("colibri-run: {}\n{}", NameVariables(what, from), kUsage)};
+  };
   try {
     // CLI11 takes the arguments from the end of the vector.
     std::vector<std::string> reversed;
@@ -471,9 +521,9 @@ ParsedCommandLine ParseRunCommandLine(const std::vector<std::string>& arguments)
   } catch (const CLI::CallForHelp&) {
     return {{}, 0, flags.App().help()};
   } catch (const CLI::ParseError& error) {
-    return {{}, 2, fmt::format("colibri-run: {}\n{}", error.what(), kUsage)};
+    return refused(error.what());
   } catch (const UsageError& error) {
-    return {{}, 2, fmt::format("colibri-run: {}\n{}", error.what(), kUsage)};
+    return refused(error.what());
   }
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "runtime/line_source.h"
@@ -78,6 +79,9 @@ struct RunOptions {
   bool f32_kv = false;
 
   bool plan = false, version = false;
+
+  // Flags that the command line does not give and a variable does: ("--ram", "COLIBRI_RAM").
+  std::vector<std::pair<std::string, std::string>> from_environment;
 };
 
 // What to do: run with `options`, or print `text` (to standard output if the exit code is 0, else
@@ -91,6 +95,11 @@ struct ParsedCommandLine {
 // arguments: without the program's name. Exit code 0: --help; 2: no arguments, or an error, which
 // `text` names.
 ParsedCommandLine ParseRunCommandLine(const std::vector<std::string>& arguments);
+
+// `message` with the variable in place of each flag that it set, so that an error names what is to
+// be changed.
+std::string NameVariables(std::string message,
+                          const std::vector<std::pair<std::string, std::string>>& from_environment);
 
 // Bytes: "16GB" (10^9), "16GiB" (2^30), "4.5G", "1048576"; nullopt when it is no size.
 std::optional<uint64_t> ParseSize(std::string_view text);

@@ -2,11 +2,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -22,6 +21,8 @@
 #include "apps/line_options.h"
 #include "apps/progress.h"
 #include "apps/say.h"
+#include "apps/signals.h"
+#include "apps/summary.h"
 #include "graph/engine.h"
 #include "io/check.h"
 #include "io/error.h"
@@ -31,6 +32,7 @@
 #include "runtime/ordered_release.h"
 #include "runtime/plan.h"
 #include "runtime/prompt_source.h"
+#include "runtime/tally.h"
 
 namespace colibri {
 namespace {
@@ -77,64 +79,6 @@ Descriptor OpenInput(const RunOptions& o) {
   }
   return Descriptor(fd);
 }
-
-// Waits for SIGINT and SIGTERM on a thread of its own: the first ends the run after the sweep under
-// way, the second, or one that comes while nothing runs, at once.
-class Signals {
- public:
-  // Before any other thread exists: they inherit the blocked signals.
-  Signals() {
-    sigemptyset(&set_);
-    for (int signal : {SIGINT, SIGTERM, SIGUSR2}) sigaddset(&set_, signal);
-    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
-    ::signal(SIGPIPE, SIG_IGN);
-    thread_ = std::thread([this] { Loop(); });
-  }
-  // What the first signal calls; nullptr: nothing runs.
-  void OnFirst(std::function<void()> stop) {
-    const std::lock_guard lock(mutex_);
-    stop_ = std::move(stop);
-  }
-  bool Interrupted() const { return count_ > 0; }
-  ~Signals() {
-    done_ = true;
-    pthread_kill(thread_.native_handle(), SIGUSR2);
-    thread_.join();
-  }
-
- private:
-  void Loop() {
-    for (;;) {
-      int signal = 0;
-      if (sigwait(&set_, &signal) != 0 || done_) return;
-      if (signal == SIGUSR2) continue;
-      const std::lock_guard lock(mutex_);
-      if (count_++ > 0 || !stop_) _exit(130);
-      Say("interrupted: finishing this sweep; once more to stop at once");
-      stop_();
-    }
-  }
-  sigset_t set_;
-  std::atomic<int> count_{0};
-  std::atomic<bool> done_{false};
-  std::mutex mutex_;
-  std::function<void()> stop_;  // guarded by mutex_
-  std::thread thread_;
-};
-
-// While it lives a signal stops this engine.
-class StopOnSignal {
- public:
-  StopOnSignal(Signals& signals, Engine& engine) : signals_(signals) {
-    signals_.OnFirst([&engine] { engine.Stop(); });
-  }
-  ~StopOnSignal() { signals_.OnFirst(nullptr); }
-  StopOnSignal(const StopOnSignal&) = delete;
-  StopOnSignal& operator=(const StopOnSignal&) = delete;
-
- private:
-  Signals& signals_;
-};
 
 std::string ModelName(const std::string& directory) {
   std::filesystem::path path(directory);
@@ -206,15 +150,61 @@ struct Job {
   bool text = false;
   RecordContext context;
   Answers answers;
+  std::optional<PromptSurvey> survey;
 };
+
+// The tally of records as the output thread writes them, for whoever looks meanwhile.
+class SharedTally {
+ public:
+  void Add(const LineOutcome& line) {
+    const std::lock_guard lock(mutex_);
+    tally_.Add(line);
+  }
+  Tally Get() const {
+    const std::lock_guard lock(mutex_);
+    return tally_;
+  }
+  std::pair<uint64_t, uint64_t> Written() const {
+    const std::lock_guard lock(mutex_);
+    return {tally_.Lines(), tally_.Failed()};
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  Tally tally_;  // guarded by mutex_
+};
+
+// Lines that are still to be taken in and run; nullopt: unknown, as on a pipe.
+std::function<std::optional<double>(uint64_t lines_read)> UnreadOf(const Job& job,
+                                                                   const PromptSource& source) {
+  if (job.survey && job.survey->whole) {
+    return [lines = job.survey->lines](uint64_t read) {
+      return std::optional(static_cast<double>(lines - std::min(lines, read)));
+    };
+  }
+  const off_t start = job.input < 0 ? 0 : lseek(job.input, 0, SEEK_CUR);
+  return [&source, start, input = job.input, records = job.answers.done_before,
+          shards = job.options.shard.count](uint64_t) -> std::optional<double> {
+    struct stat info {};
+    if (fstat(input, &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+    const PromptSource::Taken taken = source.TakenSoFar();
+    const auto size = static_cast<uint64_t>(std::max<off_t>(0, info.st_size - start));
+    return GuessUnread(
+        {size, taken.bytes, taken.lines, records - std::min(records, taken.records), shards});
+  };
+}
 
 // After the last sweep: what is to be said, and the exit code.
 int Conclude(Job& job, OutputWriter& writer, const PromptSource& source, const LineFilter& filter,
-             const Engine& engine, const DeliveryTotals& totals, bool interrupted) {
+             const Engine& engine, const Deliverer& deliverer, const SharedTally& shared,
+             bool interrupted) {
   const OutputWriter::State state = writer.Finish();
-  if (totals.lines_done > 0) {
-    SayPart(Summary(engine.Stats(), totals, job.plan));
-  } else if (!interrupted && source.Error().empty()) {
+  const Tally tally = shared.Get();
+  if (tally.Lines() > 0 || deliverer.Tokens() > 0) {
+    const EngineStats stats = engine.Stats();
+    SayPart(LinesSummary(tally, deliverer.Tokens(), stats.seconds) +
+            MachineSummary(stats, job.plan));
+  } else if (!interrupted && state == OutputWriter::State::kOk && source.Error().empty()) {
     Say(job.answers.done_before > 0 ? "nothing left to do: every line has its record"
                                     : "0 prompts");
   }
@@ -228,7 +218,7 @@ int Conclude(Job& job, OutputWriter& writer, const PromptSource& source, const L
   }
   if (job.options.ordered && job.answers.records) job.answers.run.file->SortByLine();
   const bool all_fine =
-      totals.lines_failed == 0 && job.answers.failed_before == 0 && filter.Changed() == 0;
+      tally.Failed() == 0 && job.answers.failed_before == 0 && filter.Changed() == 0;
   return all_fine ? 0 : 1;
 }
 
@@ -260,11 +250,13 @@ int Generate(Job job, Signals& signals) {
   Say(fmt::format("mode: {} threads, {}, {}, {} reads, prefetch {}", job.plan.threads, SimdTarget(),
                   engine.ReaderName(), o.direct == OnOffAuto::kOn ? "direct" : "buffered",
                   o.prefetch == OnOffAuto::kOff ? "off" : "on"));
+  SharedTally tally;
   OutputWriter::Options writer_options;
   OutputWriter* writer_pointer = nullptr;
   writer_options.fd = job.answers.Fd();
   if (o.output != "-") writer_options.name = o.output;
   if (job.answers.records) writer_options.advice = "--resume goes on";
+  writer_options.on_line = [&tally](const LineOutcome& line) { tally.Add(line); };
   writer_options.on_written = [&](uint32_t sequence) {
     if (writer_pointer->GetState() != OutputWriter::State::kOk) engine.Stop();
     if (sequence != OutputWriter::kNoToken) engine.Closed(sequence);
@@ -274,7 +266,9 @@ int Generate(Job job, Signals& signals) {
   // A file of records is sorted at the end, so that nothing finished waits in memory.
   if (o.ordered && !stream && !job.answers.records) {
     ordered.emplace(
-        [&writer](std::string record, uint32_t token) { writer.Push(std::move(record), token); },
+        [&writer](std::string record, uint32_t token, OrderedRelease::Line line) {
+          writer.Push(std::move(record), token, std::move(line));
+        },
         OutputWriter::kNoToken, job.plan.held_back);
   }
   Deliverer::Options delivery;
@@ -291,12 +285,14 @@ int Generate(Job job, Signals& signals) {
     // A single answer is its own progress, and a bar would be drawn into answers on a terminal.
     const bool screen = o.output == "-" && isatty(STDOUT_FILENO) != 0 && isatty(STDERR_FILENO) != 0;
     const bool quiet = (stream || screen) && o.progress == ProgressFormat::kAuto;
-    Progress progress(quiet ? ProgressFormat::kOff : o.progress, engine, deliverer,
-                      job.model.Config().layers);
+    Progress progress(quiet ? ProgressFormat::kOff : o.progress,
+                      {engine, deliverer, job.plan, job.model.Config().layers,
+                       [&tally] { return tally.Written(); }, UnreadOf(job, source),
+                       !job.survey || !job.survey->whole});
     engine.Run(deliverer);
   }
   if (ordered) ordered->Flush();
-  return Conclude(job, writer, source, filter, engine, deliverer.Totals(), signals.Interrupted());
+  return Conclude(job, writer, source, filter, engine, deliverer, tally, signals.Interrupted());
 }
 
 }  // namespace
@@ -353,7 +349,21 @@ std::unique_ptr<Reader> OpenReader(const RunOptions& o, Model& model) {
   return reader;
 }
 
-int RunPrompts(const RunOptions& o) {
+// Nothing is to be run: says so. Returns the exit code.
+int ConcludeWithoutRun(const RunOptions& o, Answers& answers) {
+  Say(answers.done_before > 0 ? "nothing left to do: every line has its record" : "0 prompts");
+  if (o.ordered && answers.records) answers.run.file->SortByLine();
+  return answers.failed_before == 0 ? 0 : 1;
+}
+
+// What the prompts may ask for, as far as it is known.
+void PlanFor(const RunOptions& o, const std::optional<PromptSurvey>& survey, PlanRequest* request) {
+  if (survey) request->answers = survey->Answers();
+  const bool plain = !o.prompts.empty() || GivenFormat(o) == InputFormat::kLines;
+  request->logprobs = !plain && (!survey || !survey->whole || survey->logprobs);
+}
+
+int RunChecked(const RunOptions& o) {
   if (o.merge) return Merge(o);
   RefuseUnsupported(o);
   Model model(o.model);
@@ -368,16 +378,10 @@ int RunPrompts(const RunOptions& o) {
   PlanRequest request = PlanRequestOf(o);
   request.context = o.ctx_size > 0 ? o.ctx_size : DefaultContext(config);
   request.token_bytes = tokenizer.MostBytes(1);
-  if (input.Get() >= 0) {
-    const InputSurvey survey = SurveyInput(input.Get(), request.context);
-    request.answers = survey.answers;
-    request.logprobs = survey.logprobs && GivenFormat(o) != InputFormat::kLines;
-  } else if (!o.prompts.empty()) {
-    request.answers = o.prompts.size();
-    request.logprobs = false;
-  }
   request.held_back = o.ordered && (o.output == "-" || WantsText(o));
-  const Plan plan = MakePlan(model, request);
+  std::optional<PromptSurvey> survey = Survey(o, input.Get(), {}, request.context);
+  PlanFor(o, survey, &request);
+  Plan plan = MakePlan(model, request);
   if (o.plan) {
     Print(plan.Table());
     return 0;
@@ -389,9 +393,16 @@ int RunPrompts(const RunOptions& o) {
                          MakeRequestDefaults(o, config.generation));
     CheckStrictly(o, input.Get(), parser);
   }
-  Job job{o, model, tokenizer, plan, input.Get(), WantsText(o), ContextOf(o, tokenizer), {}};
+  Job job{o, model, tokenizer, plan, input.Get(), WantsText(o), ContextOf(o, tokenizer), {}, {}};
   job.answers = OpenAnswers(o, job.text, [&] { return ManifestOf(o, model, plan, job.context); });
-  RefuseChangedPrompts(o, job.input, job.answers.run.finished, plan.context);
+  if (job.answers.done_before > 0) {
+    // Memory for the answers that are left; the context, which the manifest has, stays.
+    survey = Survey(o, input.Get(), job.answers.run.finished, plan.context);
+    PlanFor(o, survey, &request);
+    plan = MakePlan(model, request);
+  }
+  if (survey && survey->whole && survey->lines == 0) return ConcludeWithoutRun(o, job.answers);
+  job.survey = survey;
   // Records of a run that goes on have the ids they would have had.
   if (!job.answers.run.run_id.empty()) job.context.run_id = job.answers.run.run_id;
   Say(fmt::format("model: {} ({})", o.model.front(), model.FormatSummary()));
@@ -401,6 +412,17 @@ int RunPrompts(const RunOptions& o) {
                   DescribeSampling(o, config.generation)));
   Say(plan.Line());
   return Generate(std::move(job), signals);
+}
+
+int RunPrompts(const RunOptions& options) {
+  RunOptions o = options;
+  try {
+    o.output = OutputName(o.output);
+    RefuseForStandardOutput(o);
+    return RunChecked(o);
+  } catch (const UsageError& e) {
+    throw UsageError(NameVariables(e.what(), o.from_environment));
+  }
 }
 
 std::string VersionText() {

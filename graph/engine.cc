@@ -317,11 +317,9 @@ std::span<const Notice> Engine::Verify(LayerRef at) noexcept {
   const Profile::Span span(profile_, NodeId::kVerify, at.frame, at.layer);
   GraphFrame& f = At(at);
   const CacheStats now = cache_->Stats();
-  const auto asked = [](const CacheStats& s) { return s.hits + s.joined + s.misses; };
-  const uint64_t requests = asked(now) - asked(f.before);
+  const uint64_t requests = now.Asked() - f.before.Asked();
   FrameFigures figures;
-  figures.bytes_read =
-      now.bytes_demand + now.bytes_prefetch - f.before.bytes_demand - f.before.bytes_prefetch;
+  figures.bytes_read = now.BytesRead() - f.before.BytesRead();
   figures.hit_rate =
       requests == 0 ? 1.0
                     : static_cast<double>(now.hits - f.before.hits) / static_cast<double>(requests);

@@ -71,6 +71,7 @@ class Engine final : public NodeBodies {
   void Stop();
 
   EngineStats Stats() const;
+  std::vector<SequenceLeft> Left() const { return scheduler_.Left(); }
   Profile& TheProfile() { return profile_; }
   const Profile& TheProfile() const { return profile_; }
   std::string ReaderName() const { return reader_.Name(); }

@@ -42,6 +42,12 @@ struct CacheStats {
   uint64_t hits = 0, joined = 0, misses = 0, failures = 0, evictions = 0;
   uint64_t bytes_demand = 0, bytes_prefetch = 0, bytes_prefetch_used = 0, bytes_prefetch_wasted = 0;
   uint64_t hints = 0, hints_dropped = 0, hints_read = 0, hints_used = 0;
+
+  uint64_t Asked() const { return hits + joined + misses; }
+  double HitRate() const {  // 0 to 1; 0 when nothing was asked for
+    return Asked() == 0 ? 0 : static_cast<double>(hits) / static_cast<double>(Asked());
+  }
+  uint64_t BytesRead() const { return bytes_demand + bytes_prefetch; }
 };
 
 class ExpertCache {

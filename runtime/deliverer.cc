@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "io/check.h"
@@ -34,27 +35,44 @@ LineFigures FiguresOf(const Sequence& s) {
   return figures;
 }
 
+LineOutcome OutcomeOf(const LineState& line, const RecordTotals& totals) {
+  LineOutcome outcome;
+  outcome.line = line.request.line;
+  outcome.id = line.request.custom_id;
+  if (line.error) outcome.error = line.error->code;
+  if (line.finished.empty()) return outcome;  // refused
+  outcome.seconds = Seconds(Clock::now() - line.admitted);
+  outcome.prompt_tokens = line.request.prompt.size();
+  outcome.reasoning_tokens = static_cast<uint64_t>(totals.reasoning_tokens);
+  for (const Choice& choice : line.finished) {
+    outcome.generated_tokens += choice.tokens.size();
+    if (choice.cause == StopCause::kLength) ++outcome.ends.length;
+    if (choice.cause == StopCause::kDegenerate) ++outcome.ends.degenerate;
+    if (choice.cause == StopCause::kStopToken || choice.cause == StopCause::kStopString) {
+      ++outcome.ends.stop;
+    }
+  }
+  // Of a failed line the record tells of no call.
+  outcome.ends.tool_calls = static_cast<uint64_t>(totals.calling);
+  outcome.ends.stop -= outcome.ends.tool_calls;
+  return outcome;
+}
+
 }  // namespace
 
 Deliverer::Deliverer(Options options, OutputWriter& writer)
     : options_(std::move(options)), writer_(writer), delivered_(options_.sequences, 0) {}
 
-DeliveryTotals Deliverer::Totals() const { return {done_, failed_, tokens_}; }
-
-void Deliverer::Count(bool failed) {
-  done_.fetch_add(1, std::memory_order_relaxed);
-  if (failed) failed_.fetch_add(1, std::memory_order_relaxed);
-}
-
-std::string Deliverer::Record(const LineState& line, const LineFigures& figures) const {
+std::string Deliverer::Record(const LineState& line, const LineFigures& figures,
+                              RecordTotals* totals) const {
   if (line.error) {
     return BuildErrorRecord(line.request.line, line.request.custom_id, *line.error,
                             options_.context, line.request.line_hash);
   }
-  return BuildRecord(line.request, line.finished, figures, options_.context);
+  return BuildRecord(line.request, line.finished, figures, options_.context, totals);
 }
 
-std::string Deliverer::Text(const LineState& line) const {
+std::string Deliverer::Text(const LineState& line, RecordTotals* totals) const {
   const Request& request = line.request;
   std::string text;
   if (!options_.stream) {
@@ -65,6 +83,7 @@ std::string Deliverer::Text(const LineState& line) const {
   if (line.error) return text + fmt::format("error: {}\n\n", line.error->message);
   for (const Choice& choice : line.finished) {
     const ChoiceText answer = TextOf(request, choice, *options_.context.tokenizer);
+    totals->reasoning_tokens += answer.reasoning_tokens;
     if (!options_.stream) text += answer.content + "\n";
     if (answer.ended_in_reasoning) text += "(ended inside its reasoning: no answer)\n";
   }
@@ -92,30 +111,33 @@ void Deliverer::Deliver(Sequence& s, const Notice& notice) {
   FinishLine(s);
 }
 
-void Deliverer::Push(const LineState& line, std::string output, uint32_t sequence) {
-  if (options_.ordered == nullptr) return writer_.Push(std::move(output), sequence);
-  options_.ordered->Finish(line.request.line, std::move(output), sequence);
+void Deliverer::Push(LineState& line, const LineFigures& figures, uint32_t sequence) {
+  RecordTotals totals;
+  std::string output = options_.text ? Text(line, &totals) : Record(line, figures, &totals);
+  auto outcome = std::make_shared<const LineOutcome>(OutcomeOf(line, totals));
+  // The sequence may wait for slow output: what is in the text need not be held twice.
+  line.finished = {};
+  if (options_.ordered == nullptr) {
+    return writer_.Push(std::move(output), sequence, std::move(outcome));
+  }
+  options_.ordered->Finish(line.request.line, std::move(output), sequence, std::move(outcome));
 }
 
 void Deliverer::FinishLine(Sequence& s) {
   LineState& line = *s.line;
   if (s.error && !line.error) line.error = s.error;
+  line.admitted = std::min(line.admitted, s.admitted);
   line.finished.push_back(ChoiceOf(s));
   if (--line.open_choices > 0) return options_.close(s.index);
   std::sort(line.finished.begin(), line.finished.end(),
             [](const Choice& a, const Choice& b) { return a.index < b.index; });
-  Count(line.error.has_value());
-  std::string output = options_.text ? Text(line) : Record(line, FiguresOf(s));
-  // The sequence may wait for slow output: what is in the text need not be held twice.
-  line.finished = {};
-  Push(line, std::move(output), s.index);
+  Push(line, FiguresOf(s), s.index);
 }
 
 void Deliverer::Refuse(Sequence& s) {
   LineState& line = *s.line;
   line.error = s.error;
-  Count(true);
-  Push(line, options_.text ? Text(line) : Record(line, {}), s.index);
+  Push(line, {}, s.index);
 }
 
 }  // namespace colibri

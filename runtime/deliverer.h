@@ -1,7 +1,7 @@
 // Turns notices into output: records of finished lines, or readable text, handed to the output
 // thread.
 // Threads: Deliver one call at a time (the graph's serial node), Refuse under the scheduler's lock;
-// the totals any time.
+// Tokens any time.
 #pragma once
 
 #include <atomic>
@@ -19,11 +19,6 @@
 #include "runtime/text_assembler.h"
 
 namespace colibri {
-
-struct DeliveryTotals {
-  uint64_t lines_done = 0, lines_failed = 0;
-  uint64_t tokens = 0;  // generated, of lines under way too
-};
 
 class Deliverer final : public Delivery {
  public:
@@ -45,21 +40,22 @@ class Deliverer final : public Delivery {
   void Deliver(Sequence& sequence, const Notice& notice) override;
   void Refuse(Sequence& sequence) override;
 
-  DeliveryTotals Totals() const;
+  // Generated, of lines under way too.
+  uint64_t Tokens() const { return tokens_; }
 
  private:
   void Stream(Sequence& sequence, const Notice& notice);
   void FinishLine(Sequence& sequence);
-  void Push(const LineState& line, std::string output, uint32_t sequence);
-  std::string Record(const LineState& line, const LineFigures& figures) const;
-  std::string Text(const LineState& line) const;
-  void Count(bool failed);
+  // Makes the output of a line that is done and hands it over.
+  void Push(LineState& line, const LineFigures& figures, uint32_t sequence);
+  std::string Record(const LineState& line, const LineFigures& figures, RecordTotals* totals) const;
+  std::string Text(const LineState& line, RecordTotals* totals) const;
 
   const Options options_;
   OutputWriter& writer_;
   std::vector<uint32_t> delivered_;  // [sequences] tokens already counted
   std::optional<TextAssembler> assembler_;
-  std::atomic<uint64_t> done_{0}, failed_{0}, tokens_{0};
+  std::atomic<uint64_t> tokens_{0};
 };
 
 }  // namespace colibri

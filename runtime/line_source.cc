@@ -43,6 +43,7 @@ bool LineSource::Fill() {
   if (begin_ >= buffer_.size() - begin_ || buffer_.size() + kChunk > buffer_.capacity()) {
     buffer_.erase(0, begin_);
     scan_ -= begin_;
+    dropped_ += begin_;
     begin_ = 0;
   }
   for (;;) {

@@ -41,6 +41,8 @@ class LineSource {
   bool Buffered() const;
   // The descriptor's end was seen and every line was taken, or reading failed.
   bool AtEnd() const { return failed_ || (eof_ && begin_ == buffer_.size()); }
+  // Bytes of lines taken, line ends included.
+  uint64_t TakenBytes() const { return dropped_ + begin_; }
   const std::string& Error() const { return error_; }
 
  private:
@@ -51,8 +53,9 @@ class LineSource {
   int fd_;
   size_t max_line_;
   std::string buffer_;
-  size_t begin_ = 0;  // of the line at hand
-  size_t scan_ = 0;   // no line end before it
+  uint64_t dropped_ = 0;  // bytes that stood before the buffer's first
+  size_t begin_ = 0;      // of the line at hand
+  size_t scan_ = 0;       // no line end before it
   uint64_t number_ = 0;
   bool eof_ = false, failed_ = false, skipping_ = false;
   std::string error_;

@@ -10,8 +10,11 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
+
+#include "runtime/tally.h"
 
 namespace colibri {
 
@@ -19,7 +22,8 @@ class OrderedRelease {
  public:
   // The next record for the output thread, and the sequence that it frees (OutputWriter::Push). An
   // empty record only frees. Must not call this object.
-  using Emit = std::function<void(std::string record, uint32_t token)>;
+  using Line = std::shared_ptr<const LineOutcome>;
+  using Emit = std::function<void(std::string record, uint32_t token, Line line)>;
 
   // Up to `held_bytes` of records a sequence is freed at once although its record waits: one slow
   // line then does not drain the frame. Beyond, the sequence waits with its record.
@@ -28,8 +32,8 @@ class OrderedRelease {
 
   // `line` was taken in: a record of it will come. Ascending.
   void Expect(uint64_t line);
-  // The record of an expected line.
-  void Finish(uint64_t line, std::string record, uint32_t token);
+  // The record of an expected line; `outcome` goes with it.
+  void Finish(uint64_t line, std::string record, uint32_t token, Line outcome = nullptr);
   // The run ended early: what is finished goes out, gaps left out.
   void Flush();
 
@@ -39,6 +43,7 @@ class OrderedRelease {
   struct Held {
     std::string record;
     uint32_t token;
+    Line outcome;
   };
   void EmitFirst(std::map<uint64_t, Held>::iterator it);
 

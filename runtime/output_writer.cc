@@ -26,10 +26,11 @@ OutputWriter::OutputWriter(Options options) : options_(std::move(options)) {
 
 OutputWriter::~OutputWriter() { Finish(); }
 
-void OutputWriter::Push(std::string record, uint32_t token) {
+void OutputWriter::Push(std::string record, uint32_t token,
+                        std::shared_ptr<const LineOutcome> line) {
   {
     const std::lock_guard lock(mutex_);
-    queue_.push_back({std::move(record), token});
+    queue_.push_back({std::move(record), token, std::move(line)});
   }
   wake_.notify_one();
 }
@@ -69,7 +70,8 @@ void OutputWriter::Run() {
       batch.swap(queue_);
     }
     for (const Entry& entry : batch) {
-      Write(entry.record);
+      const bool whole = Write(entry.record);
+      if (whole && entry.line && options_.on_line) options_.on_line(*entry.line);
       if (unsynced_ && std::chrono::steady_clock::now() >= next_sync_) Sync();
       if (entry.token != kNoToken && options_.on_written) options_.on_written(entry.token);
     }
@@ -79,8 +81,8 @@ void OutputWriter::Run() {
   Sync();
 }
 
-void OutputWriter::Write(const std::string& record) {
-  if (GetState() != State::kOk) return;
+bool OutputWriter::Write(const std::string& record) {
+  if (GetState() != State::kOk) return false;
   size_t done = 0;
   while (done < record.size()) {
     const ssize_t wrote = write(options_.fd, record.data() + done, record.size() - done);
@@ -94,13 +96,14 @@ void OutputWriter::Write(const std::string& record) {
       const int error = errno;
       TakeBack(done);
       Fail("writing", error);
-      return;
+      return false;
     }
   }
   if (regular_ && !unsynced_) {
     unsynced_ = true;
     next_sync_ = std::chrono::steady_clock::now() + options_.sync_interval;
   }
+  return true;
 }
 
 // Cuts off the first bytes of a record whose rest could not be written, unless someone else has

@@ -12,10 +12,13 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "runtime/tally.h"
 
 namespace colibri {
 
@@ -32,6 +35,9 @@ class OutputWriter {
     std::string name = "standard output";           // for messages
     std::string advice;                             // ends the message of a failed write
     std::chrono::milliseconds sync_interval{5000};  // regular files only
+    // Called on the output thread with the line of a record that was written whole; on_written
+    // comes after it. Must not call the writer.
+    std::function<void(const LineOutcome& line)> on_line;
     // Called on the output thread once the record pushed with `token` has been written, or dropped
     // because an earlier one could not be. Must not call the writer. GetState() is up to date by
     // then.
@@ -44,7 +50,8 @@ class OutputWriter {
   OutputWriter(const OutputWriter&) = delete;
   OutputWriter& operator=(const OutputWriter&) = delete;
 
-  void Push(std::string record, uint32_t token);
+  // `line`: whose record it is, if on_line is to be told of it; else nullptr.
+  void Push(std::string record, uint32_t token, std::shared_ptr<const LineOutcome> line = nullptr);
   // Writes what is queued, syncs, joins the thread. Returns the last state.
   State Finish();
 
@@ -55,9 +62,10 @@ class OutputWriter {
   struct Entry {
     std::string record;
     uint32_t token = kNoToken;
+    std::shared_ptr<const LineOutcome> line;
   };
   void Run();
-  void Write(const std::string& record);
+  bool Write(const std::string& record);  // false: not all of it
   void TakeBack(size_t bytes);
   void Sync();
   void Fail(const char* action, int error);

@@ -1,9 +1,6 @@
 #include "runtime/prompt_source.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <utility>
 
 #include "runtime/line_id.h"
@@ -12,53 +9,10 @@
 namespace colibri {
 namespace {
 
-constexpr off_t kCheapToCount = off_t{16} << 20;
-
-// A key "n" with a value other than 1 and null. Sees one in a prompt's text too, which costs a
-// little memory and changes no answer.
-bool MayAskForSeveral(std::string_view line) {
-  constexpr std::string_view kKey = "\"n\"", kBlank = " \t";
-  for (size_t at = 0; (at = line.find(kKey, at)) != std::string_view::npos;) {
-    at += kKey.size();
-    size_t next = line.find_first_not_of(kBlank, at);
-    if (next == std::string_view::npos || line[next] != ':') continue;
-    next = line.find_first_not_of(kBlank, next + 1);
-    if (next == std::string_view::npos) continue;
-    const std::string_view value = line.substr(next, line.find_first_of(",} \t", next) - next);
-    if (value != "1" && value != "null") return true;
-  }
-  return false;
-}
+// Skipped lines a call, by their bytes and 1 KiB for each: some milliseconds.
+constexpr int64_t kSkipACall = int64_t{1} << 20;
 
 }  // namespace
-
-InputSurvey SurveyInput(int fd, int32_t context) {
-  struct stat info {};
-  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return {};
-  const off_t start = lseek(fd, 0, SEEK_CUR);
-  if (start < 0 || info.st_size - start > kCheapToCount) return {};
-  LineSource lines(fd, MaxLineBytes(context));
-  std::string line;
-  uint64_t count = 0, number = 0;
-  bool several = false, logprobs = false;
-  LineSource::Next next = LineSource::Next::kEnd;
-  for (;;) {
-    next = lines.TryNext(&line, &number);
-    if (next != LineSource::Next::kLine && next != LineSource::Next::kTooLong) break;
-    ++count;
-    if (next == LineSource::Next::kTooLong) continue;
-    several = several || MayAskForSeveral(line);
-    // As a key, or in a prompt's text, which costs a little memory and changes no answer. A key may
-    // spell its letters as \u006c.
-    logprobs = logprobs || line.find("logprobs") != std::string::npos ||
-               line.find("\\u00") != std::string::npos;
-  }
-  lseek(fd, start, SEEK_SET);
-  if (next != LineSource::Next::kEnd) return {};
-  InputSurvey survey{count, logprobs};
-  if (several) survey.answers.reset();
-  return survey;
-}
 
 bool PromptSource::Buffered() const {
   return options_.fd < 0 ? next_prompt_ < options_.prompts.size() : lines_.Buffered();
@@ -73,7 +27,8 @@ RequestSource::Next PromptSource::TryNext(Request* request, std::optional<LineEr
     }
     return End();
   }
-  for (;;) {
+  for (int64_t budget = kSkipACall; budget > 0;
+       budget -= 1024 + static_cast<int64_t>(line_.size())) {
     uint64_t number = 0;
     switch (lines_.TryNext(&line_, &number)) {
       case LineSource::Next::kAgain:
@@ -84,6 +39,7 @@ RequestSource::Next PromptSource::TryNext(Request* request, std::optional<LineEr
         error_ = lines_.Error();
         return Next::kEnd;
       case LineSource::Next::kTooLong: {
+        Count();
         if (Skipped(number, 0, nullptr)) continue;
         ParsedLine line;
         line.line = number;
@@ -95,6 +51,7 @@ RequestSource::Next PromptSource::TryNext(Request* request, std::optional<LineEr
         return Parsed(std::move(line), request, error);
       }
       case LineSource::Next::kLine:
+        Count();
         break;
     }
     if (!options_.format) {
@@ -106,6 +63,12 @@ RequestSource::Next PromptSource::TryNext(Request* request, std::optional<LineEr
                                                           : parser_.ParseText(line_, number),
                   request, error);
   }
+  return Next::kSkipped;
+}
+
+void PromptSource::Count() {
+  bytes_ = lines_.TakenBytes();
+  ++taken_;
 }
 
 // `line`: nullptr for one too long to be read.
@@ -117,7 +80,9 @@ bool PromptSource::Skipped(uint64_t number, uint64_t line_hash, const std::strin
     id = LineCustomId(*line, number, jsonl ? InputFormat::kJsonl : InputFormat::kLines,
                       parser_.Context());
   }
-  if (options_.filter->Runs({number, line_hash, id})) return false;
+  const bool runs = options_.filter->Runs({number, line_hash, id});
+  records_ = options_.filter->Skipped() + options_.filter->Changed();
+  if (runs) return false;
   if (jsonl) parser_.Remember(id);
   return true;
 }

@@ -1,8 +1,10 @@
 // The prompts of a run as the scheduler pulls them: lines of a file or pipe, or those of the
-// command line, each parsed when it is needed. Threads: TryNext under the scheduler's lock; the
-// getters after the run, Fd and Buffered also on the engine thread while the graph is idle.
+// command line, each parsed when it is needed. Threads: TryNext under the scheduler's lock;
+// TakenSoFar any time; the other getters after the run, Fd and Buffered also on the engine thread
+// while the graph is idle.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -16,15 +18,6 @@
 #include "runtime/scheduler.h"
 
 namespace colibri {
-
-// What the prompts from the position of `fd` on can ask for; the position stays. `context`: of the
-// run, for its limits of lines. Where it cannot be told cheaply (a pipe, a file of more than 16
-// MiB) they may ask for anything.
-struct InputSurvey {
-  std::optional<uint64_t> answers;  // nullopt: not known, as with n > 1
-  bool logprobs = true;
-};
-InputSurvey SurveyInput(int fd, int32_t context);
 
 class PromptSource final : public RequestSource {
  public:
@@ -50,11 +43,18 @@ class PromptSource final : public RequestSource {
   Next TryNext(Request* request, std::optional<LineError>* error) override;
   int Fd() const override { return options_.fd; }
   bool Buffered() const override;
+  // How far the input has been taken in, for a guess at what is to come; any thread, any time.
+  struct Taken {
+    uint64_t bytes = 0, lines = 0;  // of the descriptor; lines that are not run too, no blank ones
+    uint64_t records = 0;           // of the filter's, those that were passed
+  };
+  Taken TakenSoFar() const { return {bytes_, taken_, records_}; }
   // Reading the input failed: what happened; else "".
   const std::string& Error() const { return error_; }
 
  private:
   bool Skipped(uint64_t number, uint64_t line_hash, const std::string* line);
+  void Count();
   Next End();
   Next Parsed(ParsedLine line, Request* request, std::optional<LineError>* error);
 
@@ -63,6 +63,7 @@ class PromptSource final : public RequestSource {
   LineSource lines_;
   size_t next_prompt_ = 0;
   bool told_model_ = false, ended_ = false;
+  std::atomic<uint64_t> bytes_{0}, taken_{0}, records_{0};
   std::string line_;
   std::string error_;
 };

@@ -177,6 +177,7 @@ Json Message(const Request& request, const Choice& choice, const ChoiceText& tex
 struct BuiltChoices {
   Json causes = Json::array(), matched = Json::array(), warnings = Json::array();
   int64_t tokens = 0, reasoning_tokens = 0;
+  int32_t calling = 0;
 };
 
 void AddChoice(const Request& request, const Choice& choice, const Tokenizer& tokenizer,
@@ -217,7 +218,9 @@ void AddChoice(const Request& request, const Choice& choice, const Tokenizer& to
   } else {
     AppendCompletionLogprobs(tokenizer, request, choice, text.content, record);
   }
-  *record += ",\"finish_reason\":" + Text(FinishReason(choice, calls)) + "}";
+  const Json reason = FinishReason(choice, calls);
+  if (reason == "tool_calls") ++out->calling;
+  *record += ",\"finish_reason\":" + Text(reason) + "}";
 }
 
 Json Figures(const Request& request, const LineFigures& figures, const RecordContext& context,
@@ -266,7 +269,8 @@ const char* StopCauseName(StopCause cause) {
 }
 
 std::string BuildRecord(const Request& request, std::span<const Choice> choices,
-                        const LineFigures& figures, const RecordContext& context) {
+                        const LineFigures& figures, const RecordContext& context,
+                        RecordTotals* totals) {
   BuiltChoices built;
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   const std::string id = HashHex({context.run_id, request.custom_id});
@@ -290,6 +294,7 @@ std::string BuildRecord(const Request& request, std::span<const Choice> choices,
     if (i > 0) record += ',';
     AddChoice(request, choices[i], *context.tokenizer, &built, &record);
   }
+  if (totals != nullptr) *totals = {built.reasoning_tokens, built.calling};
   record += "],\"usage\":" + Text({{"prompt_tokens", prompt},
                                    {"completion_tokens", built.tokens},
                                    {"total_tokens", prompt + built.tokens},

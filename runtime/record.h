@@ -45,8 +45,14 @@ const char* StopCauseName(StopCause cause);
 // end token included. usage counts end tokens too, as completion_tokens is what was generated; it
 // sums over the choices. A token whose bytes are no UTF-8 is written "bytes:\xNN..." in logprobs.
 // No number is NaN or infinite: null.
+// `totals`: what was found on the way, or nullptr.
+struct RecordTotals {
+  int64_t reasoning_tokens = 0;
+  int32_t calling = 0;  // choices whose finish_reason is tool_calls
+};
 std::string BuildRecord(const Request& request, std::span<const Choice> choices,
-                        const LineFigures& figures, const RecordContext& context);
+                        const LineFigures& figures, const RecordContext& context,
+                        RecordTotals* totals = nullptr);
 
 // The record of a line that failed: status and error object in the response, code and message in
 // `error` as well, since readers look at either. custom_id "" becomes null.

@@ -14,12 +14,75 @@
 namespace colibri {
 namespace {
 
+constexpr size_t kCheapToCount = size_t{16} << 20;
 constexpr const char* kBytes = "was changed since it was answered";
 constexpr const char* kGone = "was answered and is no longer in the input";
 
 ChangedLine DescribeChange(uint64_t line, const char* what) {
   return {line, fmt::format("line {} {}", line, what)};
 }
+
+// A key "n" with a value other than 1 and null. Sees one in a prompt's text too, which costs a
+// little memory and changes no answer.
+bool MayAskForSeveral(std::string_view line) {
+  constexpr std::string_view kKey = "\"n\"", kBlank = " \t";
+  for (size_t at = 0; (at = line.find(kKey, at)) != std::string_view::npos;) {
+    at += kKey.size();
+    size_t next = line.find_first_not_of(kBlank, at);
+    if (next == std::string_view::npos || line[next] != ':') continue;
+    next = line.find_first_not_of(kBlank, next + 1);
+    if (next == std::string_view::npos) continue;
+    const std::string_view value = line.substr(next, line.find_first_of(",} \t", next) - next);
+    if (value != "1" && value != "null") return true;
+  }
+  return false;
+}
+
+// Sees it in a prompt's text too. A key may spell its letters as \u006c.
+bool MayAskForLogprobs(std::string_view line) {
+  return line.find("logprobs") != std::string_view::npos ||
+         line.find("\\u00") != std::string_view::npos;
+}
+
+// Lines in ascending order against the records.
+class Surveyor {
+ public:
+  Surveyor(const LineShard& shard, const FinishedLines& finished, int32_t context)
+      : shard_(shard), finished_(finished), context_(context) {}
+
+  // `text`: nullptr for a line too long to be read.
+  void Take(uint64_t number, const std::string* text, InputFormat format) {
+    if (!BeyondRecords() && finished_.At(next_).line <= number) {
+      const FinishedLines::Entry entry = finished_.At(next_++);
+      if (entry.line < number) {
+        survey.changed = DescribeChange(entry.line, kGone);
+        return;
+      }
+      const std::string id = text == nullptr ? "" : LineCustomId(*text, number, format, context_);
+      if (!Matches(entry, {number, text == nullptr ? 0 : HashText(*text), id})) {
+        survey.changed = DescribeChange(number, kBytes);
+      }
+    } else if (shard_.Has(number)) {
+      ++survey.lines;
+      if (text == nullptr || format != InputFormat::kJsonl) return;
+      survey.several = survey.several || MayAskForSeveral(*text);
+      survey.logprobs = survey.logprobs || MayAskForLogprobs(*text);
+    }
+  }
+  void End() {
+    survey.whole = true;
+    if (!BeyondRecords()) survey.changed = DescribeChange(finished_.At(next_).line, kGone);
+  }
+  bool BeyondRecords() const { return next_ == finished_.Count(); }
+
+  PromptSurvey survey;
+
+ private:
+  const LineShard shard_;
+  const FinishedLines& finished_;
+  const int32_t context_;
+  size_t next_ = 0;
+};
 
 }  // namespace
 
@@ -28,41 +91,43 @@ bool Matches(const FinishedLines::Entry& entry, const SeenLine& line) {
          entry.id_hash == FinishedLines::ShortId(HashText(line.custom_id));
 }
 
-std::optional<ChangedLine> FindChangedLine(int fd, std::optional<InputFormat> format,
-                                           const FinishedLines& finished, int32_t context) {
-  const auto rewind = [fd] {
-    if (lseek(fd, 0, SEEK_SET) < 0) {
-      throw IoError(fmt::format("the input cannot be read twice: {}", std::strerror(errno)));
-    }
-  };
-  rewind();
+PromptSurvey SurveyLines(int fd, std::optional<InputFormat> format, const LineShard& shard,
+                         const FinishedLines& finished, int32_t context) {
+  const off_t start = lseek(fd, 0, SEEK_CUR);
+  if (start < 0) {
+    throw IoError(fmt::format("the input cannot be read twice: {}", std::strerror(errno)));
+  }
   LineSource source(fd, MaxLineBytes(context));
+  Surveyor surveyor(shard, finished, context);
   std::string text;
   uint64_t number = 0;
-  std::optional<ChangedLine> changed;
-  for (size_t i = 0; i < finished.Count() && !changed;) {
+  PromptSurvey& survey = surveyor.survey;
+  // As far as a record is of; beyond, as far as is cheap.
+  for (size_t beyond = 0; !survey.changed && beyond <= kCheapToCount;) {
     const LineSource::Next next = source.TryNext(&text, &number);
     if (next == LineSource::Next::kError) throw IoError(source.Error());
     if (next == LineSource::Next::kAgain) continue;  // a regular file is always ready
-    const FinishedLines::Entry entry = finished.At(i);
-    if (next == LineSource::Next::kEnd || entry.line < number) {
-      changed = DescribeChange(entry.line, kGone);
-      continue;
+    if (next == LineSource::Next::kEnd) {
+      surveyor.End();
+      break;
     }
-    SeenLine seen{number, 0, {}};
-    std::string id;
-    if (next == LineSource::Next::kLine) {
-      if (!format) format = FormatFromLine(text);
-      if (entry.line > number) continue;
-      id = LineCustomId(text, number, *format, context);
-      seen = {number, HashText(text), id};
-    }
-    if (entry.line > number) continue;
-    if (!Matches(entry, seen)) changed = DescribeChange(number, kBytes);
-    ++i;
+    const bool whole = next == LineSource::Next::kLine;
+    if (whole && !format) format = FormatFromLine(text);
+    if (surveyor.BeyondRecords()) beyond += whole ? text.size() + 1 : MaxLineBytes(context);
+    surveyor.Take(number, whole ? &text : nullptr, format.value_or(InputFormat::kLines));
   }
-  rewind();
-  return changed;
+  lseek(fd, start, SEEK_SET);
+  return survey;
+}
+
+PromptSurvey SurveyPrompts(std::span<const std::string> prompts, const LineShard& shard,
+                           const FinishedLines& finished) {
+  Surveyor surveyor(shard, finished, 0);  // plain lines' ids do not depend on it
+  for (size_t i = 0; i < prompts.size() && !surveyor.survey.changed; ++i) {
+    surveyor.Take(i + 1, &prompts[i], InputFormat::kLines);
+  }
+  if (!surveyor.survey.changed) surveyor.End();
+  return surveyor.survey;
 }
 
 bool LineFilter::MaySkip(uint64_t line) const {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -24,17 +25,33 @@ struct SeenLine {
 };
 bool Matches(const FinishedLines::Entry& entry, const SeenLine& line);
 
-// Reads an input file from its beginning to its end and compares every line that is in `finished`;
-// then sets the offset back to the beginning. nullopt: all as it was, or with lines added at the
-// end. Else the first line whose record is of another one, and what is wrong, for a UsageError.
-// `format`: nullopt as in PromptSource. `context`: of the run, for its limits of lines. Regular
-// files only. Throws IoError.
 struct ChangedLine {
   uint64_t line = 0;
   std::string what;  // "line 7 was changed since it was answered"
 };
-std::optional<ChangedLine> FindChangedLine(int fd, std::optional<InputFormat> format,
-                                           const FinishedLines& finished, int32_t context);
+
+// What a look at all prompts before the model is loaded tells.
+struct PromptSurvey {
+  // The first line whose record is of another one; nothing else counts then. Lines added at the end
+  // are no change.
+  std::optional<ChangedLine> changed;
+  uint64_t lines = 0;     // of the shard, without a record: those to be run
+  bool several = false;   // one of them may ask for several answers
+  bool logprobs = false;  // one of them may ask for log probabilities
+  bool whole = false;     // false: there may be more lines
+
+  // nullopt: it cannot be told.
+  std::optional<uint64_t> Answers() const {
+    return whole && !several ? std::optional(lines) : std::nullopt;
+  }
+};
+// Reads an input file from the position of `fd`, which stays, to the last line that has a record
+// and 16 MiB further. `format`: nullopt as in PromptSource. `context`: of the run, for its limits
+// of lines. Regular files only. Throws IoError.
+PromptSurvey SurveyLines(int fd, std::optional<InputFormat> format, const LineShard& shard,
+                         const FinishedLines& finished, int32_t context);
+PromptSurvey SurveyPrompts(std::span<const std::string> prompts, const LineShard& shard,
+                           const FinishedLines& finished);
 
 // The same for lines as they arrive, for any input; asked once a line, in ascending order.
 class LineFilter {

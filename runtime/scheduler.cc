@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <thread>
 
 #include "io/check.h"
 #include "runtime/line_limits.h"
@@ -23,27 +24,30 @@ Scheduler::Scheduler(const SchedulerOptions& options, const Tokenizer& tokenizer
       kv_(kv),
       source_(source),
       refused_(std::move(refused)),
-      table_(static_cast<size_t>(options.sequences)) {
+      table_(static_cast<size_t>(options.sequences)),
+      left_(table_.size()) {
   for (uint32_t i = Sequences(); i-- > 0;) {
     table_[i].index = i;
     free_.push_back(i);
   }
 }
 
-bool Scheduler::TakeLine() {
-  if (pending_ != nullptr) return true;
-  if (!open_) return false;
+// kRequest: there is a pending line.
+RequestSource::Next Scheduler::TakeLine() {
+  using Next = RequestSource::Next;
+  if (pending_ != nullptr) return Next::kRequest;
+  if (!open_) return Next::kEnd;
   auto line = std::make_shared<LineState>();
-  const RequestSource::Next next = source_.TryNext(&line->request, &line->error);
-  if (next == RequestSource::Next::kEnd) open_ = false;
-  if (next != RequestSource::Next::kRequest) return false;
+  const Next next = source_.TryNext(&line->request, &line->error);
+  if (next == Next::kEnd) open_ = false;
+  if (next != Next::kRequest) return next;
   ++stats_.lines_read;
   line->open_choices = line->error ? 1 : line->request.choices;
   // Copied: finished choices count the line's own number down while others still wait here.
   pending_choices_ = line->open_choices;
   pending_ = std::move(line);
   next_choice_ = 0;
-  return true;
+  return next;
 }
 
 // False: the line at hand waits for those under way to end. Without a line under way the pool is
@@ -60,8 +64,17 @@ bool Scheduler::TakePool() {
   return true;
 }
 
-void Scheduler::Pull() {
-  while (!free_.empty() && TakeLine() && TakePool()) {
+// Others may come in between where lines are skipped: nothing is kept across it.
+void Scheduler::Pull(std::unique_lock<std::mutex>& lock) {
+  while (!free_.empty() && !stopped_) {
+    const RequestSource::Next next = TakeLine();
+    if (next == RequestSource::Next::kSkipped) {
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
+      continue;
+    }
+    if (next != RequestSource::Next::kRequest || !TakePool()) return;
     Sequence& s = table_[free_.back()];
     free_.pop_back();
     s.line = pending_;
@@ -99,6 +112,9 @@ void Scheduler::Admit(Sequence& s) {
   if (request.logprobs) s.logprobs.Reserve(limit, request.top_logprobs);
   s.stop.emplace(tokenizer_, stop_ids_, request, limit);
   stats_.prompt_tokens += static_cast<uint64_t>(s.prompt);
+  ++stats_.started;
+  stats_.limits += static_cast<uint64_t>(limit);
+  left_[s.index] = {s.prompt, 0, static_cast<int32_t>(limit)};
   s.owner = Sequence::kNobody;
   runnable_.push_back(&s);
 }
@@ -137,6 +153,7 @@ Sequence* Scheduler::Victim(const Sequence& asking) {
 void Scheduler::Preempt(Sequence& s) {
   kv_.Release(&s.pages);
   s.stored = 0;
+  NoteLeft(s);
   ++stats_.preemptions;
 }
 
@@ -244,13 +261,11 @@ int32_t Scheduler::TakeParkedIfWork() {
 }
 
 Scheduler::Filled Scheduler::Fill(Frame& frame) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   frame.rows.clear();
   frame.sequences.clear();
-  if (!stopped_) {
-    Pull();
-    PlaceRows(frame);
-  }
+  if (!stopped_) Pull(lock);
+  if (!stopped_) PlaceRows(frame);
   if (frame.rows.empty()) {
     ++stats_.parks;
     parked_.push_back(frame.id);
@@ -272,7 +287,15 @@ void Scheduler::Release(Frame& frame) {
     if (s.owner != frame.id) continue;
     s.owner = Sequence::kNobody;
     runnable_.push_back(&s);
+    NoteLeft(s);
   }
+  ++stats_.sweeps;
+}
+
+void Scheduler::NoteLeft(const Sequence& s) {
+  SequenceLeft& left = left_[s.index];
+  left.prefill = Decodes(s) ? 0 : s.Known() - s.stored;
+  left.generated = s.Generated();
 }
 
 void Scheduler::Close(uint32_t sequence) {
@@ -283,16 +306,18 @@ void Scheduler::Close(uint32_t sequence) {
   kv_.Release(&s.pages);
   // Only this table and pending_ hold lines, all under the lock.
   if (s.line.use_count() == 1) pool_taken_ -= s.line->charge;
+  stats_.ended += left_[sequence].limit > 0 ? 1 : 0;
+  left_[sequence] = {};
   s.line.reset();
   s.stop.reset();
   free_.push_back(sequence);
 }
 
 Scheduler::After Scheduler::Drained(int32_t* wake, bool* poll_input) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   COLIBRI_CHECK(static_cast<int32_t>(parked_.size()) == options_.frames);
+  if (!stopped_) Pull(lock);
   if (stopped_) return After::kFinished;
-  Pull();
   *wake = TakeParkedIfWork();
   if (*wake >= 0) return After::kWake;
   if (static_cast<int32_t>(free_.size()) == options_.sequences) {
@@ -304,16 +329,10 @@ Scheduler::After Scheduler::Drained(int32_t* wake, bool* poll_input) {
 }
 
 bool Scheduler::Gather() {
-  const std::lock_guard lock(mutex_);
-  if (stopped_) return true;
-  Pull();
-  return !open_ || free_.empty() || pending_ != nullptr ||
+  std::unique_lock lock(mutex_);
+  if (!stopped_) Pull(lock);
+  return stopped_ || !open_ || free_.empty() || pending_ != nullptr ||
          static_cast<int32_t>(runnable_.size()) >= options_.rows;
-}
-
-void Scheduler::Stop() {
-  const std::lock_guard lock(mutex_);
-  stopped_ = true;
 }
 
 SchedulerStats Scheduler::Stats() const {
@@ -322,6 +341,15 @@ SchedulerStats Scheduler::Stats() const {
   stats.running = options_.sequences - static_cast<int32_t>(free_.size());
   stats.input_open = open_;
   return stats;
+}
+
+std::vector<SequenceLeft> Scheduler::Left() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<SequenceLeft> left;
+  for (const SequenceLeft& one : left_) {
+    if (one.limit > 0) left.push_back(one);
+  }
+  return left;
 }
 
 }  // namespace colibri

@@ -6,9 +6,11 @@
 // oldest first, bounded in rows and in rows x context. While the oldest sequence without pages
 // waits for them, no younger one starts: short lines do not pass a long one by for ever. Which rows
 // share a frame never changes a line's bytes; it decides only when they come.
-// Threads: all methods from any thread (one mutex). Nothing here blocks.
+// Threads: all methods from any thread (one mutex, given back between batches of skipped lines).
+// Nothing here blocks.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -28,10 +30,11 @@ namespace colibri {
 // Where lines come from. TryNext never blocks; it is called under the scheduler's lock.
 class RequestSource {
  public:
-  enum class Next : uint8_t { kRequest, kAgain, kEnd };
+  enum class Next : uint8_t { kRequest, kAgain, kSkipped, kEnd };
   virtual ~RequestSource() = default;
   // kRequest: `request` holds a line; when `error` is set it cannot be run and gets an error
-  // record.
+  // record. kSkipped: some lines that are not run were passed; there may be more of them, so the
+  // call ends to let others have the lock, and is to be made again.
   virtual Next TryNext(Request* request, std::optional<LineError>* error) = 0;
   virtual int Fd() const = 0;         // to poll for more, or -1
   virtual bool Buffered() const = 0;  // a line is there without polling
@@ -55,8 +58,17 @@ struct SchedulerStats {
   uint64_t prompt_tokens = 0, generated_tokens = 0;
   uint64_t frames_filled = 0, rows = 0, prefill_rows = 0, preemptions = 0;
   uint64_t parks = 0;
-  int32_t running = 0;  // sequences with a line
+  uint64_t sweeps = 0;              // ended
+  uint64_t started = 0, ended = 0;  // sequences that were not refused
+  uint64_t limits = 0;              // most tokens that those started may generate, summed
+  int32_t running = 0;              // sequences with a line
   bool input_open = true;
+};
+
+// What a sequence under way may still need, as of the end of its last sweep.
+struct SequenceLeft {
+  int32_t prefill = 0;               // positions to be stored before it decodes; 0: it decodes
+  int32_t generated = 0, limit = 0;  // tokens so far, and the most there can be
 };
 
 class Scheduler {
@@ -88,17 +100,19 @@ class Scheduler {
   // Takes in what the source has now; true if a frame's worth of sequences is waiting or nothing
   // more can be taken.
   bool Gather();
-  // No further sweep is started; what runs is finished.
-  void Stop();
+  // No further sweep is started; what runs is finished. Never waits, also while lines are skipped.
+  void Stop() { stopped_ = true; }
 
   Sequence& At(uint32_t sequence) { return table_[sequence]; }
   uint32_t Sequences() const { return static_cast<uint32_t>(options_.sequences); }
   RequestSource& Source() { return source_; }
   SchedulerStats Stats() const;
+  // Of every sequence that has been started and not ended.
+  std::vector<SequenceLeft> Left() const;
 
  private:
-  void Pull();
-  bool TakeLine();
+  void Pull(std::unique_lock<std::mutex>& lock);
+  RequestSource::Next TakeLine();
   bool TakePool();
   void Admit(Sequence& s);
   void Refuse(Sequence& s, LineError error);
@@ -110,6 +124,7 @@ class Scheduler {
   int32_t GrowPages(Sequence& s, int32_t rows);
   Sequence* Victim(const Sequence& asking);
   void Preempt(Sequence& s);
+  void NoteLeft(const Sequence& s);
   void Place(Frame& frame, Sequence& s, int32_t rows);
   int32_t TakeParkedIfWork();
   int32_t Holders() const;
@@ -135,7 +150,9 @@ class Scheduler {
   int32_t prefill_left_ = 0;
   int64_t work_left_ = 0;
   uint64_t start_before_ = 0;  // no sequence of this age or younger starts
-  bool open_ = true, stopped_ = false;
+  bool open_ = true;
+  std::atomic<bool> stopped_{false};
+  std::vector<SequenceLeft> left_;  // [sequences]; limit 0: none
   SchedulerStats stats_;
 };
 

@@ -20,13 +20,14 @@ namespace colibri {
 
 using Clock = std::chrono::steady_clock;
 
-// What the choices of one line share. `finished` belongs to the deliverer alone.
+// What the choices of one line share. `finished` and `admitted` belong to the deliverer alone.
 struct LineState {
   Request request;
   std::vector<Choice> finished;
   std::optional<LineError> error;  // of the first choice that failed
   int32_t open_choices = 0;
   uint64_t charge = 0;  // taken from the scheduler's pool until the last sequence is closed
+  Clock::time_point admitted = Clock::time_point::max();  // of the finished choices, the earliest
 };
 
 struct Sequence {

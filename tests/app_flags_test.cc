@@ -12,6 +12,7 @@ using colibri::InputFormat;
 using colibri::IoChoice;
 using colibri::LineShard;
 using colibri::MakeRequestDefaults;
+using colibri::NameVariables;
 using colibri::OnOffAuto;
 using colibri::OutputFormat;
 using colibri::ParsedCommandLine;
@@ -243,9 +244,36 @@ TEST_CASE("every flag is an environment variable too, and the command line wins"
   CHECK(parsed.options->model == Words{"from-environment"});
 }
 
-TEST_CASE("a bad environment variable is refused like its flag") {
+TEST_CASE("an error in an environment variable names the variable, one in a flag the flag") {
   const Environment rows("COLIBRI_MAX_ROWS", "many");
-  CHECK(RefusedBy({}, "--max-rows"));
+  CHECK(RefusedBy({}, "COLIBRI_MAX_ROWS: \"many\" is given"));
+  CHECK(RefusedBy({"--max-rows", "few"}, "--max-rows: \"few\" is given"));
+  CHECK(RefusedBy({"--max-rows=few"}, "--max-rows: \"few\" is given"));
+}
+
+TEST_CASE("a switch and a combination that come from the environment are named by variable") {
+  {
+    const Environment ordered("COLIBRI_ORDERED", "perhaps");
+    CHECK(RefusedBy({}, "COLIBRI_ORDERED"));
+  }
+  const Environment resume("COLIBRI_RESUME", "1");
+  CHECK(RefusedBy({}, "COLIBRI_RESUME is for an output file"));
+  CHECK(RefusedBy({"--resume"}, "--resume is for an output file"));
+}
+
+TEST_CASE("a variable takes the place of its flag's whole name only") {
+  const std::vector<std::pair<std::string, std::string>> from = {{"-m", "COLIBRI_MODEL"},
+                                                                 {"--max", "COLIBRI_MAX"}};
+  CHECK(NameVariables("--max-rows and --max: -m, a-m -more (-m)", from) ==
+        "--max-rows and COLIBRI_MAX: COLIBRI_MODEL, a-m -more (COLIBRI_MODEL)");
+  CHECK(NameVariables("--max", {}) == "--max");
+}
+
+TEST_CASE("the help of flags that are refused says so") {
+  const std::string help = ParseRunCommandLine({"--help"}).text;
+  size_t count = 0;
+  for (size_t at = 0; (at = help.find("not yet", at)) != std::string::npos; ++at) ++count;
+  CHECK(count == 4);
 }
 
 TEST_CASE("values out of range are refused with the flag and what was expected") {

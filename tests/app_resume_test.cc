@@ -203,8 +203,48 @@ TEST_CASE("resuming a job that is done exits with 0 and changes nothing") {
   const ProgramOutcome again = Run({"-i", input, "-o", out, "--max-tokens", "3", "--resume"});
   CHECK(again.exit_code == 0);
   CHECK(Contains(again.err, "nothing left to do"));
+  CHECK_FALSE(Contains(again.err, "mode:"));  // the model was not loaded
   CHECK(ReadWhole(out) == records);
   CHECK(ReadWhole(out + ".manifest.json") == manifest);
+  const ProgramOutcome shard = Run({"-i", input, "--shard", "5/6"});
+  CHECK(shard.exit_code == 0);
+  CHECK(Contains(shard.err, "0 prompts"));
+  CHECK_FALSE(Contains(shard.err, "mode:"));
+}
+
+TEST_CASE("resuming a job that is done but for failed lines says so and exits with 1") {
+  const TempDir dir;
+  const std::string out = dir.Path("answers.jsonl");
+  const std::string input =
+      dir.Write("prompts.jsonl", Chat("b", "Hello", 3) + Chat("refused", "Hello", 0));
+  REQUIRE(Run({"-i", input, "-o", out}).exit_code == 1);
+  const std::string records = ReadWhole(out);
+  const ProgramOutcome again = Run({"-i", input, "-o", out, "--resume"});
+  CHECK(again.exit_code == 1);
+  CHECK(Contains(again.err, "nothing left to do"));
+  CHECK(Contains(again.err, "1 of them failed"));
+  CHECK_FALSE(Contains(again.err, "mode:"));
+  CHECK(ReadWhole(out) == records);
+  // The refused line came first; the order is made good without the model.
+  CHECK(LineNumbers(records) == std::vector<uint64_t>{2, 1});
+  CHECK(Run({"-i", input, "-o", out, "--resume", "--ordered"}).exit_code == 1);
+  CHECK(LineNumbers(ReadWhole(out)) == std::vector<uint64_t>{1, 2});
+}
+
+TEST_CASE("a run that goes on plans memory for the answers that are left") {
+  const TempDir dir;
+  const std::string out = dir.Path("answers.jsonl");
+  std::string text = "Hello\nGood morning\n";
+  const Words words = {"-i",      dir.Write("prompts", text), "-o", out, "--max-tokens", "2",
+                       "--resume"};
+  const ProgramOutcome first = Run(words);
+  REQUIRE(first.exit_code == 0);
+  CHECK(Contains(first.err, "2 answers at once"));
+  dir.Write("prompts", text + "Good evening\n");
+  const ProgramOutcome second = Run(words);
+  CHECK(second.exit_code == 0);
+  CHECK(Contains(second.err, "1 answers at once"));
+  CHECK(LineNumbers(ReadWhole(out)) == std::vector<uint64_t>{1, 2, 3});
 }
 
 TEST_CASE("an output that holds something is refused without a flag, both flags are named") {

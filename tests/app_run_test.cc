@@ -1,13 +1,19 @@
 // colibri-run as a user meets it: the built program, its streams, files, signals and exit codes,
 // with the demo model.
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/record.h"
@@ -342,6 +348,85 @@ TEST_CASE("a signal while the input is awaited ends the run, and what is written
   CHECK(Records(Slurp(out)).size() == 1);
 }
 
+// How SIGHUP is taken by the programs started while it lives.
+class Hangup {
+ public:
+  explicit Hangup(void (*how)(int)) : before_(::signal(SIGHUP, how)) {}
+  ~Hangup() { ::signal(SIGHUP, before_); }
+
+ private:
+  void (*before_)(int);
+};
+
+TEST_CASE("a terminal that closes ends the run after the sweep, however often it is said") {
+  const TempDir dir;
+  const std::string input = dir.Write("a.jsonl", Chat("short", 2) + LongLines(30));
+  const Hangup usual(SIG_DFL);
+  RunningProgram program("colibri-run", With({"-i", input, "--no-loop-stop"}));
+  REQUIRE(program.WaitForOutput("\n"));
+  for (int i = 0; i < 3; ++i) program.Signal(SIGHUP);
+  const ProgramOutcome outcome = program.Wait();
+  CHECK(outcome.exit_code == 130);
+  CHECK(Contains(outcome.err, "interrupted"));
+  CHECK(Contains(outcome.err, "tokens/s"));  // it came to its end
+  CHECK(Records(outcome.out).front().at("custom_id") == "short");
+}
+
+TEST_CASE("under nohup a closed terminal changes nothing") {
+  const Hangup ignored(SIG_IGN);
+  RunningProgram program("colibri-run", With({"-i", "-", "--max-tokens", "2"}));
+  program.Write("Hello\n");
+  REQUIRE(program.WaitForOutput("\n"));
+  program.Signal(SIGHUP);
+  program.Write("Good morning\n");
+  const ProgramOutcome outcome = program.Wait();
+  CHECK(outcome.exit_code == 0);
+  CHECK(Records(outcome.out).size() == 2);
+}
+
+TEST_CASE("a signal ends the run at once while lines without end are skipped") {
+  const TempDir dir;
+  const std::string fifo = dir.Path("lines");
+  REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
+  RunningProgram program("colibri-run", With({"-i", fifo, "--shard", "999999999/1000000000"}));
+  std::thread writer([&fifo] {
+    const int fd = open(fifo.c_str(), O_WRONLY | O_CLOEXEC);
+    std::string lines;
+    for (int i = 0; i < 1000; ++i) lines += "not ours\n";
+    while (write(fd, lines.data(), lines.size()) > 0) {
+    }
+    close(fd);
+  });
+  CHECK(program.WaitForErrors("mode:"));
+  program.Signal(SIGINT);
+  const ProgramOutcome outcome = program.Wait();
+  writer.join();
+  CHECK(outcome.exit_code == 130);
+  CHECK(outcome.out == "");
+}
+
+TEST_CASE("a name of standard output means what - means, other open files are refused by name") {
+  const TempDir dir;
+  const std::string file = dir.Write("out", "before\n");
+  const std::string run = "-p Hello --max-tokens 2 --output-format jsonl";
+  std::filesystem::create_symlink("/dev/stdout", dir.Path("link"));
+  for (const std::string& name : {std::string("/dev/stdout"), std::string("/dev/fd/1"),
+                                  std::string("/proc/self/fd/1"), dir.Path("link")}) {
+    CHECK(Shell(">> " + file, run + " -o " + name) == 0);
+  }
+  const std::string text = Slurp(file);
+  CHECK(text.starts_with("before\n{"));
+  CHECK(LineEnds(text) == 5);
+  CHECK_FALSE(std::filesystem::exists("/dev/stdout.manifest.json"));
+  CHECK(Shell(">> " + file, run + " -o /dev/stdout --resume") == 2);
+  CHECK(Shell(">> " + file, run + " -o /dev/stdout --overwrite") == 2);
+  CHECK(Shell("3>> " + file, run + " -o /dev/fd/3") == 2);
+  CHECK(Shell("3>> " + file, run + " -o /dev/fd/3 --overwrite") == 2);
+  CHECK(Slurp(file) == text);
+  // What is no regular file keeps its meaning: a shell's >(...).
+  CHECK(Shell("3> /dev/null", run + " -o /dev/fd/3") == 0);
+}
+
 TEST_CASE("a single answer is streamed, and a signal ends it") {
   RunningProgram program("colibri-run",
                          With({"-p", "Tell me a passage from Treasure Island.", "--thinking", "off",
@@ -371,7 +456,10 @@ TEST_CASE("every flag is an environment variable, and the command line wins") {
   CHECK(tokens(Run({"--max-tokens", "2"}, "Hello\n", environment)) == 2);
   const ProgramOutcome bad = Run(With({"-p", "Hello"}), "", {"COLIBRI_THREADS=many"});
   CHECK(bad.exit_code == 2);
-  CHECK(Contains(bad.err, "threads"));
+  CHECK(Contains(bad.err, "COLIBRI_THREADS"));
+  const ProgramOutcome refused = Run(With({"-p", "Hello"}), "", {"COLIBRI_CTX_SIZE=4k"});
+  CHECK(refused.exit_code == 2);
+  CHECK(Contains(refused.err, "COLIBRI_CTX_SIZE 4096: the model has 2048 positions"));
 }
 
 TEST_CASE("on a terminal no progress is drawn between answers") {

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,10 +16,12 @@ constexpr uint32_t kNone = 99;
 struct Emitted {
   std::string text;              // of all records
   std::vector<uint32_t> tokens;  // freed, in order
+  std::vector<uint64_t> lines;   // of outcomes, in order
   OrderedRelease::Emit Into() {
-    return [this](const std::string& record, uint32_t token) {
+    return [this](const std::string& record, uint32_t token, const OrderedRelease::Line& line) {
       text += record;
       if (token != kNone) tokens.push_back(token);
+      if (line) lines.push_back(line->line);
     };
   }
 };
@@ -55,6 +58,23 @@ TEST_CASE("only what is ahead of its turn waits, and its sequence is free at onc
   release.Finish(2, "2", 20);
   CHECK(out.text == "123");
   CHECK(out.tokens == std::vector<uint32_t>{1, 30, 20});
+}
+
+TEST_CASE("what became of a line goes with its record, not with its sequence") {
+  Emitted out;
+  OrderedRelease release(out.Into(), kNone, size_t{1} << 20);
+  const auto outcome = [](uint64_t line) {
+    auto made = std::make_shared<colibri::LineOutcome>();
+    made->line = line;
+    return made;
+  };
+  release.Expect(1);
+  release.Expect(2);
+  release.Finish(2, "2", 20, outcome(2));
+  CHECK(out.tokens == std::vector<uint32_t>{20});
+  CHECK(out.lines.empty());
+  release.Finish(1, "1", 10, outcome(1));
+  CHECK(out.lines == std::vector<uint64_t>{1, 2});
 }
 
 TEST_CASE("beyond the memory for waiting records their sequences wait with them") {

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -247,6 +248,33 @@ TEST_CASE("a record that does not fit is taken back whole, and nothing is writte
   CHECK(writer.Finish() == State::kFailed);
   CHECK(writer.Error() == "writing the test's output failed: File too large; make room and go on");
   CHECK(Content(fd) == "one record\n");
+  close(fd);
+}
+
+TEST_CASE("a line counts once its record is written whole, before its sequence is free") {
+  const int fd = TemporaryFile();
+  Taken taken, lines;
+  auto options = To(fd, &taken);
+  options.on_line = [&](const colibri::LineOutcome& line) {
+    CHECK(taken.Wait(0).size() == line.line);
+    lines.Add(static_cast<uint32_t>(line.line));
+  };
+  OutputWriter writer(options);
+  const auto outcome = [](uint64_t line) {
+    auto made = std::make_shared<colibri::LineOutcome>();
+    made->line = line;
+    return made;
+  };
+  {
+    const FileSizeLimit full(15);
+    writer.Push("one record\n", 0, outcome(0));
+    writer.Push("", 1);
+    writer.Push("two records\n", 2, outcome(2));
+    writer.Push("3\n", 3, outcome(3));
+    taken.Wait(4);
+  }
+  writer.Finish();
+  CHECK(lines.Wait(0) == std::vector<uint32_t>{0});
   close(fd);
 }
 

@@ -19,7 +19,6 @@
 
 using colibri::ChangedLine;
 using colibri::CheckAllLines;
-using colibri::FindChangedLine;
 using colibri::FinishedLines;
 using colibri::HashText;
 using colibri::InputFormat;
@@ -30,11 +29,14 @@ using colibri::LineShard;
 using colibri::Manifest;
 using colibri::OpenRunOutput;
 using colibri::PromptSource;
+using colibri::PromptSurvey;
 using colibri::ReadWhole;
 using colibri::Request;
 using colibri::RequestParser;
 using colibri::RunOutput;
 using colibri::RunOutputOptions;
+using colibri::SurveyLines;
+using colibri::SurveyPrompts;
 using colibri::TempDir;
 using colibri::TestManifest;
 using colibri::TestRecord;
@@ -85,7 +87,7 @@ std::string Changed(const std::string& input, const FinishedLines& finished,
                     std::optional<InputFormat> format = {}) {
   const TempDir dir;
   const Descriptor file(dir.Write("in", input));
-  const auto changed = FindChangedLine(file.Fd(), format, finished, 4096);
+  const auto changed = SurveyLines(file.Fd(), format, {}, finished, 4096).changed;
   CHECK(lseek(file.Fd(), 0, SEEK_CUR) == 0);
   return changed ? changed->what : "";
 }
@@ -157,7 +159,7 @@ TEST_CASE("plain lines and lines that cannot be parsed are compared too") {
 TEST_CASE("a pipe cannot be read twice") {
   int fds[2];
   REQUIRE(pipe2(fds, O_CLOEXEC) == 0);
-  CHECK_THROWS_AS(FindChangedLine(fds[0], {}, Finished({}), 4096), IoError);
+  CHECK_THROWS_AS(SurveyLines(fds[0], {}, {}, Finished({}), 4096), IoError);
   RequestParser parser = Parser();
   CHECK_THROWS_AS(CheckAllLines(fds[0], {}, parser), UsageError);
   close(fds[0]);
@@ -192,6 +194,93 @@ TEST_CASE("shards share the lines out and see the ids of all") {
         Words{"2 b", "4 a error duplicate_custom_id", "6 c error duplicate_custom_id"});
   CHECK(Run(input, {1, 2}, Finished({{2, {kB, "b"}}})).lines.size() == 2);
   CHECK(Run(input, {6, 7}, Finished({})).lines.empty());
+}
+
+TEST_CASE("a survey counts the lines to be run and leaves the input where it stood") {
+  const TempDir dir;
+  const Descriptor file(dir.Write("in", "x\n" + kA + "\n\n" + kB + "\n{bad\n" + kC + "\n"));
+  REQUIRE(lseek(file.Fd(), 2, SEEK_SET) == 2);
+  const auto survey = [&](LineShard shard, const FinishedLines& finished) {
+    const PromptSurvey found = SurveyLines(file.Fd(), {}, shard, finished, 4096);
+    CHECK(lseek(file.Fd(), 0, SEEK_CUR) == 2);
+    CHECK(found.whole);
+    CHECK_FALSE(found.changed);
+    CHECK(found.Answers() == found.lines);
+    return found.lines;
+  };
+  CHECK(survey({}, Finished({})) == 4);
+  CHECK(survey({0, 2}, Finished({})) == 3);
+  CHECK(survey({0, 2}, Finished({{3, {kB, "b"}}})) == 2);
+  CHECK(survey({}, Finished({{1, {kA, "a"}}, {3, {kB, "b"}}, {4, {"{bad", ""}}})) == 1);
+  const FinishedLines all =
+      Finished({{1, {kA, "a"}}, {3, {kB, "b"}}, {4, {"{bad", ""}}, {5, {kC, "c"}}});
+  CHECK(survey({}, all) == 0);
+}
+
+TEST_CASE("a survey knows no number of answers where lines ask for several or are too many") {
+  const TempDir dir;
+  const std::string several = R"({"custom_id": "s", "body": {"n": 3}})";
+  const Descriptor file(dir.Write("in", kA + "\n" + several + "\n"));
+  CHECK(SurveyLines(file.Fd(), {}, {}, Finished({}), 4096).several);
+  CHECK_FALSE(SurveyLines(file.Fd(), {}, {}, Finished({}), 4096).Answers());
+  CHECK_FALSE(SurveyLines(file.Fd(), {}, {0, 2}, Finished({}), 4096).several);
+  CHECK_FALSE(SurveyLines(file.Fd(), InputFormat::kLines, {}, Finished({}), 4096).several);
+  CHECK(SurveyLines(file.Fd(), {}, {}, Finished({{2, {several, "s"}}}), 4096).Answers() == 1);
+
+  CHECK_FALSE(SurveyLines(file.Fd(), {}, {}, Finished({}), 4096).logprobs);
+  for (const char* key : {"logprobs", "top_logprobs", "\\u006cogprobs"}) {
+    const std::string asks = R"({"custom_id": "s", "body": {")" + std::string(key) + R"(": 1}})";
+    const Descriptor asking(dir.Write("asking", kA + "\n" + asks + "\n"));
+    CHECK(SurveyLines(asking.Fd(), {}, {}, Finished({}), 4096).logprobs);
+    CHECK_FALSE(SurveyLines(asking.Fd(), {}, {0, 2}, Finished({}), 4096).logprobs);
+    CHECK_FALSE(SurveyLines(asking.Fd(), InputFormat::kLines, {}, Finished({}), 4096).logprobs);
+  }
+
+  const std::string mebibyte = std::string(size_t{1} << 20, 'x') + "\n";
+  std::string many;
+  for (int i = 0; i < 18; ++i) many += mebibyte;
+  const Descriptor large(dir.Write("large", many));
+  const PromptSurvey survey = SurveyLines(large.Fd(), {}, {}, Finished({}), 4096);
+  CHECK_FALSE(survey.whole);
+  CHECK(survey.lines == 16);
+  // What has a record is read whatever its size.
+  const std::string line(size_t{1} << 20, 'x');
+  CHECK(SurveyLines(large.Fd(), {}, {}, Finished({{3, {line, "line-3"}}}), 4096).whole);
+}
+
+TEST_CASE("a survey of the command line's prompts counts and compares them") {
+  const Words prompts = {"one", "", "three"};
+  CHECK(SurveyPrompts(prompts, {}, Finished({})).Answers() == 3);
+  CHECK(SurveyPrompts(prompts, {1, 2}, Finished({})).lines == 1);
+  CHECK(SurveyPrompts(prompts, {}, Finished({{2, {"", "line-2"}}})).lines == 2);
+  CHECK(SurveyPrompts(prompts, {}, Finished({{2, {"two", "line-2"}}})).changed->line == 2);
+  CHECK(SurveyPrompts(prompts, {}, Finished({{4, {"four", "line-4"}}})).changed->line == 4);
+}
+
+TEST_CASE("lines that are not run are passed in portions") {
+  constexpr int kLines = 5000;
+  const TempDir dir;
+  std::string text;
+  for (int i = 1; i < kLines; ++i) text += "line\n\n";
+  const Descriptor file(dir.Write("in", text + "last\n"));
+  LineFilter filter({2 * (kLines - 1), 2 * kLines}, {}, nullptr);
+  RequestParser parser = Parser();
+  PromptSource::Options options;
+  options.fd = file.Fd();
+  options.filter = &filter;
+  PromptSource source(std::move(options), parser);
+  Request request;
+  std::optional<LineError> error;
+  int calls = 1;
+  for (; source.TryNext(&request, &error) == PromptSource::Next::kSkipped; ++calls) {
+    const PromptSource::Taken taken = source.TakenSoFar();
+    CHECK(taken.lines <= static_cast<uint64_t>(calls) * 1100);
+    CHECK(taken.bytes + 1 == 6 * taken.lines);  // the blank line behind it not yet
+    CHECK(source.Buffered());
+  }
+  CHECK(request.line == 2 * kLines - 1);
+  CHECK(source.TakenSoFar().bytes == text.size() + 5);
+  CHECK(calls >= 5);
 }
 
 TEST_CASE("prompts of the command line are finished under their numbers") {

@@ -4,12 +4,16 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/scheduler_rig.h"
+#include "tests/watchdog.h"
 
 namespace colibri {
 namespace {
@@ -401,6 +405,73 @@ TEST_CASE("after a stop no frame starts, and what runs is finished") {
   bool poll = false;
   CHECK(rig.scheduler.Drained(&wake, &poll) == Scheduler::After::kFinished);
   CHECK(wake == -1);
+}
+
+// Lines that are not run, without end.
+struct SkippedLines final : RequestSource {
+  Next TryNext(Request*, std::optional<LineError>*) override {
+    if (++calls == 3 && third) third();
+    return Next::kSkipped;
+  }
+  int Fd() const override { return -1; }
+  bool Buffered() const override { return true; }
+  int calls = 0;
+  std::function<void()> third;
+};
+
+TEST_CASE("skipping lines without end holds up neither a stop nor who asks for the figures") {
+  const Watchdog watchdog("a stop while lines are skipped");
+  const std::vector<int32_t> stop_ids{1};
+  KvStore kv(Shape(), 8);
+  Frame frame(Headers(), FrameShape{1, 64, 1});
+  {
+    SkippedLines source;
+    Scheduler scheduler(Options(1, 1), TheTokenizer(), stop_ids, kv, source, [](Sequence&) {});
+    source.third = [&] { scheduler.Stop(); };  // under the scheduler's lock
+    CHECK_FALSE(scheduler.Fill(frame).filled);
+    CHECK(source.calls == 3);
+  }
+  SkippedLines source;
+  Scheduler scheduler(Options(1, 1), TheTokenizer(), stop_ids, kv, source, [](Sequence&) {});
+  std::thread other;
+  source.third = [&] {
+    other = std::thread([&] {
+      CHECK(scheduler.Stats().input_open);
+      CHECK(scheduler.Left().empty());
+      scheduler.Stop();
+    });
+  };
+  CHECK(scheduler.Gather());
+  other.join();
+}
+
+TEST_CASE("what sequences may still need is known as of their last sweep") {
+  Rig rig(Options(3, 8), 64);
+  rig.source.Add(3, 10);
+  rig.source.Add(20, 5);
+  rig.source.Add(64, 1);  // refused
+  rig.source.End();
+  const auto left = [&] {
+    std::vector<std::vector<int32_t>> all;
+    for (const SequenceLeft& s : rig.scheduler.Left())
+      all.push_back({s.prefill, s.generated, s.limit});
+    return all;
+  };
+  using Left = std::vector<std::vector<int32_t>>;
+  REQUIRE(rig.Fill());
+  CHECK(left() == Left{{3, 0, 10}, {20, 0, 5}});
+  rig.Finish();
+  CHECK(left() == Left{{0, 1, 10}, {15, 0, 5}});
+  REQUIRE(rig.Step());
+  CHECK(left() == Left{{0, 2, 10}, {8, 0, 5}});
+  const SchedulerStats stats = rig.scheduler.Stats();
+  CHECK(stats.sweeps == 2);
+  CHECK(stats.started == 2);
+  CHECK(stats.limits == 15);
+  CHECK(stats.ended == 0);
+  rig.RunToEnd();
+  CHECK(left().empty());
+  CHECK(rig.scheduler.Stats().ended == 2);
 }
 
 TEST_CASE("gathering ends with a frame's worth of lines, the end or no free object") {
