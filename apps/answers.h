@@ -35,8 +35,8 @@ Answers OpenAnswers(const RunOptions& options, bool text,
 void RefuseSameFile(const RunOptions& options, int input);
 
 // Which prompts are to be run. nullopt: they cannot be read twice, or there are none; on a pipe the
-// LineFilter notices what was changed. Throws UsageError if a prompt that has an answer was
-// changed.
+// LineFilter notices what was changed. `context`: of the run, for its limits of lines. Throws
+// UsageError if a prompt that has an answer was changed.
 std::optional<PromptSurvey> Survey(const RunOptions& options, int input,
                                    const FinishedLines& finished, int32_t context);
 

@@ -356,11 +356,11 @@ int ConcludeWithoutRun(const RunOptions& o, Answers& answers) {
   return answers.failed_before == 0 ? 0 : 1;
 }
 
-void TakeSurvey(const std::optional<PromptSurvey>& survey, const RunOptions& o,
-                PlanRequest* request) {
-  request->answers = survey ? survey->Answers() : std::nullopt;
-  request->logprobs = GivenFormat(o) != InputFormat::kLines &&
-                      (!survey || !survey->whole || survey->logprobs);
+// What the prompts may ask for, as far as it is known.
+void PlanFor(const RunOptions& o, const std::optional<PromptSurvey>& survey, PlanRequest* request) {
+  if (survey) request->answers = survey->Answers();
+  const bool plain = !o.prompts.empty() || GivenFormat(o) == InputFormat::kLines;
+  request->logprobs = !plain && (!survey || !survey->whole || survey->logprobs);
 }
 
 int RunChecked(const RunOptions& o) {
@@ -380,7 +380,7 @@ int RunChecked(const RunOptions& o) {
   request.token_bytes = tokenizer.MostBytes(1);
   request.held_back = o.ordered && (o.output == "-" || WantsText(o));
   std::optional<PromptSurvey> survey = Survey(o, input.Get(), {}, request.context);
-  TakeSurvey(survey, o, &request);
+  PlanFor(o, survey, &request);
   Plan plan = MakePlan(model, request);
   if (o.plan) {
     Print(plan.Table());
@@ -397,8 +397,8 @@ int RunChecked(const RunOptions& o) {
   job.answers = OpenAnswers(o, job.text, [&] { return ManifestOf(o, model, plan, job.context); });
   if (job.answers.done_before > 0) {
     // Memory for the answers that are left; the context, which the manifest has, stays.
-    survey = Survey(o, input.Get(), job.answers.run.finished, request.context);
-    TakeSurvey(survey, o, &request);
+    survey = Survey(o, input.Get(), job.answers.run.finished, plan.context);
+    PlanFor(o, survey, &request);
     plan = MakePlan(model, request);
   }
   if (survey && survey->whole && survey->lines == 0) return ConcludeWithoutRun(o, job.answers);

@@ -218,9 +218,9 @@ void AddChoice(const Request& request, const Choice& choice, const Tokenizer& to
   } else {
     AppendCompletionLogprobs(tokenizer, request, choice, text.content, record);
   }
-  const std::string finish_reason = FinishReason(choice, calls);
-  if (finish_reason == "tool_calls") ++out->calling;
-  *record += ",\"finish_reason\":" + Text(finish_reason) + "}";
+  const Json reason = FinishReason(choice, calls);
+  if (reason == "tool_calls") ++out->calling;
+  *record += ",\"finish_reason\":" + Text(reason) + "}";
 }
 
 Json Figures(const Request& request, const LineFigures& figures, const RecordContext& context,
@@ -272,7 +272,6 @@ std::string BuildRecord(const Request& request, std::span<const Choice> choices,
                         const LineFigures& figures, const RecordContext& context,
                         RecordTotals* totals) {
   BuiltChoices built;
-  for (const std::string& warning : request.warnings) built.warnings.push_back(warning);
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   const std::string id = HashHex({context.run_id, request.custom_id});
   std::string record;

@@ -38,8 +38,7 @@ bool MayAskForSeveral(std::string_view line) {
   return false;
 }
 
-// As a key, or in a prompt's text, which costs a little memory and changes no answer. A key may
-// spell its letters as \u006c.
+// Sees it in a prompt's text too. A key may spell its letters as \u006c.
 bool MayAskForLogprobs(std::string_view line) {
   return line.find("logprobs") != std::string_view::npos ||
          line.find("\\u00") != std::string_view::npos;
@@ -123,7 +122,7 @@ PromptSurvey SurveyLines(int fd, std::optional<InputFormat> format, const LineSh
 
 PromptSurvey SurveyPrompts(std::span<const std::string> prompts, const LineShard& shard,
                            const FinishedLines& finished) {
-  Surveyor surveyor(shard, finished, 0);  // only JSON Lines have limits by context
+  Surveyor surveyor(shard, finished, 0);  // plain lines' ids do not depend on it
   for (size_t i = 0; i < prompts.size() && !surveyor.survey.changed; ++i) {
     surveyor.Take(i + 1, &prompts[i], InputFormat::kLines);
   }

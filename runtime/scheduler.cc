@@ -304,10 +304,10 @@ void Scheduler::Close(uint32_t sequence) {
   COLIBRI_CHECK(s.done && s.owner.exchange(Sequence::kNobody) == Sequence::kDeliver);
   stats_.generated_tokens += static_cast<uint64_t>(std::max(0, s.Generated()));
   kv_.Release(&s.pages);
-  stats_.ended += left_[sequence].limit > 0 ? 1 : 0;
-  left_[sequence] = {};
   // Only this table and pending_ hold lines, all under the lock.
   if (s.line.use_count() == 1) pool_taken_ -= s.line->charge;
+  stats_.ended += left_[sequence].limit > 0 ? 1 : 0;
+  left_[sequence] = {};
   s.line.reset();
   s.stop.reset();
   free_.push_back(sequence);

@@ -26,8 +26,8 @@ struct LineState {
   std::vector<Choice> finished;
   std::optional<LineError> error;  // of the first choice that failed
   int32_t open_choices = 0;
-  Clock::time_point admitted = Clock::time_point::max();  // of the finished choices, the earliest
   uint64_t charge = 0;  // taken from the scheduler's pool until the last sequence is closed
+  Clock::time_point admitted = Clock::time_point::max();  // of the finished choices, the earliest
 };
 
 struct Sequence {

@@ -227,6 +227,15 @@ TEST_CASE("a survey knows no number of answers where lines ask for several or ar
   CHECK_FALSE(SurveyLines(file.Fd(), InputFormat::kLines, {}, Finished({}), 4096).several);
   CHECK(SurveyLines(file.Fd(), {}, {}, Finished({{2, {several, "s"}}}), 4096).Answers() == 1);
 
+  CHECK_FALSE(SurveyLines(file.Fd(), {}, {}, Finished({}), 4096).logprobs);
+  for (const char* key : {"logprobs", "top_logprobs", "\\u006cogprobs"}) {
+    const std::string asks = R"({"custom_id": "s", "body": {")" + std::string(key) + R"(": 1}})";
+    const Descriptor asking(dir.Write("asking", kA + "\n" + asks + "\n"));
+    CHECK(SurveyLines(asking.Fd(), {}, {}, Finished({}), 4096).logprobs);
+    CHECK_FALSE(SurveyLines(asking.Fd(), {}, {0, 2}, Finished({}), 4096).logprobs);
+    CHECK_FALSE(SurveyLines(asking.Fd(), InputFormat::kLines, {}, Finished({}), 4096).logprobs);
+  }
+
   const std::string mebibyte = std::string(size_t{1} << 20, 'x') + "\n";
   std::string many;
   for (int i = 0; i < 18; ++i) many += mebibyte;
