@@ -272,6 +272,7 @@ std::string BuildRecord(const Request& request, std::span<const Choice> choices,
                         const LineFigures& figures, const RecordContext& context,
                         RecordTotals* totals) {
   BuiltChoices built;
+  for (const std::string& warning : request.warnings) built.warnings.push_back(warning);
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   const std::string id = HashHex({context.run_id, request.custom_id});
   std::string record;

@@ -307,7 +307,9 @@ TEST_CASE("a refusal says what was found and what was expected") {
   };
   CHECK(message(R"({"custom_id": 7})") ==
         "custom_id: 7 is given, a string that is not empty and has at most 4096 bytes is expected");
-  CHECK(message("{}") == "custom_id: none is given, a string that is not empty and has at most 4096 bytes is expected");
+  CHECK(message("{}") ==
+        "custom_id: none is given, a string that is not empty and has at most 4096 bytes is "
+        "expected");
   CHECK(message(R"({"custom_id": "a", "body": {"messages": "Hi"}})") ==
         "messages: \"Hi\" is given, an array of at least one message is expected");
   // The parser counts lines of its text, which a reader would take for those of the file.
