@@ -103,12 +103,13 @@ void RefuseSameFile(const RunOptions& o, int input) {
   }
 }
 
-std::optional<PromptSurvey> Survey(const RunOptions& o, int input, const FinishedLines& finished) {
+std::optional<PromptSurvey> Survey(const RunOptions& o, int input, const FinishedLines& finished,
+                                   int32_t context) {
   std::optional<PromptSurvey> survey;
   if (input < 0) {
     if (!o.prompts.empty()) survey = SurveyPrompts(o.prompts, o.shard, finished);
   } else if (Regular(input)) {
-    survey = SurveyLines(input, GivenFormat(o), o.shard, finished);
+    survey = SurveyLines(input, GivenFormat(o), o.shard, finished, context);
   }
   if (survey && survey->changed) {
     throw UsageError(fmt::format("{} cannot be resumed: {} of {}", o.output, survey->changed->what,
@@ -138,8 +139,8 @@ std::string OutputName(const std::string& path) {
   return path;
 }
 
-void CheckStrictly(const RunOptions& o, int input, RequestParser& parser, int32_t context) {
-  const StrictReport report = CheckAllLines(input, GivenFormat(o), parser, context);
+void CheckStrictly(const RunOptions& o, int input, RequestParser& parser) {
+  const StrictReport report = CheckAllLines(input, GivenFormat(o), parser);
   if (report.bad > 0) throw UsageError(fmt::format("--strict: {}", report.Text()));
 }
 

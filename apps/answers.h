@@ -35,10 +35,10 @@ Answers OpenAnswers(const RunOptions& options, bool text,
 void RefuseSameFile(const RunOptions& options, int input);
 
 // Which prompts are to be run. nullopt: they cannot be read twice, or there are none; on a pipe the
-// LineFilter notices what was changed. Throws UsageError if a prompt that has an answer was
-// changed.
+// LineFilter notices what was changed. `context`: of the run, for its limits of lines. Throws
+// UsageError if a prompt that has an answer was changed.
 std::optional<PromptSurvey> Survey(const RunOptions& options, int input,
-                                   const FinishedLines& finished);
+                                   const FinishedLines& finished, int32_t context);
 
 // --resume and --overwrite where the answers go to standard output: throws UsageError.
 void RefuseForStandardOutput(const RunOptions& options);
@@ -49,7 +49,7 @@ void RefuseForStandardOutput(const RunOptions& options);
 std::string OutputName(const std::string& path);
 
 // --strict. Throws UsageError: lines that cannot be answered, or a pipe.
-void CheckStrictly(const RunOptions& options, int input, RequestParser& parser, int32_t context);
+void CheckStrictly(const RunOptions& options, int input, RequestParser& parser);
 
 // --merge. Returns the exit code: 0, or 1 if a line is missing or failed. Throws as MergeOutputs.
 int Merge(const RunOptions& options);

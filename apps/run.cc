@@ -229,7 +229,7 @@ int Generate(Job job, Signals& signals) {
   RequestDefaults defaults = MakeRequestDefaults(o, job.model.Config().generation);
   const bool stream = job.text && o.prompts.size() == 1;
   defaults.keep_prompt_text = job.text && !stream;
-  RequestParser parser(job.tokenizer, job.model.Config().vocab, defaults);
+  RequestParser parser(job.tokenizer, job.model.Config().vocab, job.plan.context, defaults);
   LineFilter filter(o.shard, std::move(job.answers.run.finished),
                     [said = false](const ChangedLine& changed) mutable {
                       if (!std::exchange(said, true)) {
@@ -269,7 +269,7 @@ int Generate(Job job, Signals& signals) {
         [&writer](std::string record, uint32_t token, OrderedRelease::Line line) {
           writer.Push(std::move(record), token, std::move(line));
         },
-        OutputWriter::kNoToken);
+        OutputWriter::kNoToken, job.plan.held_back);
   }
   Deliverer::Options delivery;
   delivery.context = job.context;
@@ -322,6 +322,7 @@ EngineOptions EngineOptionsOf(const RunOptions& o, const Plan& plan) {
   e.scheduler.rows = plan.rows;
   e.scheduler.prefill_rows = plan.prefill_rows;
   e.scheduler.frames = plan.frames;
+  e.scheduler.line_pool = plan.line_pool;
   e.kv_pages = plan.kv_pages;
   e.page_tokens = plan.page_tokens;
   e.kv_type = o.f32_kv ? KvType::kF32 : KvType::kBF16;
@@ -355,6 +356,13 @@ int ConcludeWithoutRun(const RunOptions& o, Answers& answers) {
   return answers.failed_before == 0 ? 0 : 1;
 }
 
+// What the prompts may ask for, as far as it is known.
+void PlanFor(const RunOptions& o, const std::optional<PromptSurvey>& survey, PlanRequest* request) {
+  if (survey) request->answers = survey->Answers();
+  const bool plain = !o.prompts.empty() || GivenFormat(o) == InputFormat::kLines;
+  request->logprobs = !plain && (!survey || !survey->whole || survey->logprobs);
+}
+
 int RunChecked(const RunOptions& o) {
   if (o.merge) return Merge(o);
   RefuseUnsupported(o);
@@ -369,8 +377,11 @@ int RunChecked(const RunOptions& o) {
   }
   const Descriptor input = OpenInput(o);
   PlanRequest request = PlanRequestOf(o);
-  std::optional<PromptSurvey> survey = Survey(o, input.Get(), {});
-  if (survey) request.answers = survey->Answers();
+  request.context = o.ctx_size > 0 ? o.ctx_size : DefaultContext(config);
+  request.token_bytes = tokenizer.MostBytes(1);
+  request.held_back = o.ordered && (o.output == "-" || WantsText(o));
+  std::optional<PromptSurvey> survey = Survey(o, input.Get(), {}, request.context);
+  PlanFor(o, survey, &request);
   Plan plan = MakePlan(model, request);
   if (o.plan) {
     Print(plan.Table());
@@ -379,15 +390,16 @@ int RunChecked(const RunOptions& o) {
   Signals signals;
   RefuseSameFile(o, input.Get());
   if (o.strict) {
-    RequestParser parser(tokenizer, config.vocab, MakeRequestDefaults(o, config.generation));
-    CheckStrictly(o, input.Get(), parser, plan.context);
+    RequestParser parser(tokenizer, config.vocab, plan.context,
+                         MakeRequestDefaults(o, config.generation));
+    CheckStrictly(o, input.Get(), parser);
   }
   Job job{o, model, tokenizer, plan, input.Get(), WantsText(o), ContextOf(o, tokenizer), {}, {}};
   job.answers = OpenAnswers(o, job.text, [&] { return ManifestOf(o, model, plan, job.context); });
   if (job.answers.done_before > 0) {
     // Memory for the answers that are left; the context, which the manifest has, stays.
-    survey = Survey(o, input.Get(), job.answers.run.finished);
-    if (survey) request.answers = survey->Answers();
+    survey = Survey(o, input.Get(), job.answers.run.finished, plan.context);
+    PlanFor(o, survey, &request);
     plan = MakePlan(model, request);
   }
   if (survey && survey->whole && survey->lines == 0) return ConcludeWithoutRun(o, job.answers);

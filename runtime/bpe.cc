@@ -102,6 +102,10 @@ void Merger::Push(uint32_t position) {
 void Merger::Append(std::string_view piece, std::vector<int32_t>* ids) {
   symbols_.clear();
   heap_.clear();
+  // Asked for once: growing would hold them twice. A merge takes one entry off the heap and puts
+  // two on it at most, so that it never holds more than two a byte.
+  symbols_.reserve(piece.size());
+  heap_.reserve(2 * piece.size());
   for (const char c : piece) {
     const int32_t id = byte_ids_[static_cast<uint8_t>(c)];
     if (id < 0) continue;

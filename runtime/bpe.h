@@ -78,7 +78,7 @@ class MergeTable {
   size_t count_ = 0;
 };
 
-// Merges pieces of any length in O(n log n): 10 MB without a space are no trap. Needs at most 40
+// Merges pieces of any length in O(n log n): 10 MB without a space are no trap. Needs at most 32
 // bytes for each byte of the piece. Positions are 32 bits wide: pieces of less than 4 GiB.
 class Merger {
  public:

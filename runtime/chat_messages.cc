@@ -6,6 +6,11 @@
 #include <array>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <utility>
+
+#include "runtime/utf8.h"
+
+#include "runtime/json_text.h"
 
 namespace colibri {
 namespace {
@@ -27,14 +32,22 @@ void CheckParts(const Json& content, const std::string& place) {
     const std::string here = fmt::format("{}.content[{}]", place, i);
     const auto type = part.is_object() ? part.find("type") : part.end();
     if (!part.is_object() || type == part.end() || !type->is_string()) {
-      Refuse(here, "a string or an object with a type is expected");
+      Refuse(here, fmt::format("{} is given, a string or an object with a type is expected",
+                               ShownJson(part)));
     }
     const std::string& name = type->get_ref<const std::string&>();
     if (std::find(kParts.begin(), kParts.end(), name) == kParts.end()) {
       Refuse(here, fmt::format("parts of type \"{}\" are not known", name));
     }
-    if (name == "text" && (!part.contains("text") || !part["text"].is_string())) {
-      Refuse(here, "a text part needs a string text");
+    if (name != "text") continue;
+    if (!part.contains("text") || !part["text"].is_string()) {
+      Refuse(here, fmt::format("{} is given, a text part needs a string text", ShownJson(part)));
+    }
+    for (const auto& [field, value] : part.items()) {
+      if (value.is_null() || field == "type" || field == "text") continue;
+      throw LineRefusal(
+          "unknown_field", here + "." + field,
+          fmt::format("{}: \"{}\" of a text part would not be rendered", here, field));
     }
   }
 }
@@ -53,9 +66,14 @@ bool KnownField(std::string_view role, std::string_view field) {
 }
 
 void CheckMessage(const Json& message, const std::string& place) {
-  if (!message.is_object()) Refuse(place, "an object is expected");
+  if (!message.is_object()) {
+    Refuse(place, fmt::format("{} is given, an object is expected", ShownJson(message)));
+  }
   const auto role_at = message.find("role");
-  if (role_at == message.end() || !role_at->is_string()) Refuse(place, "a string role is expected");
+  if (role_at == message.end() || !role_at->is_string()) {
+    Refuse(place, fmt::format("the role {} is given, a string is expected",
+                              role_at == message.end() ? "none" : ShownJson(*role_at)));
+  }
   const std::string& role = role_at->get_ref<const std::string&>();
   if (!IsRole(role)) {
     Refuse(place, fmt::format("the role \"{}\" is not known to the model: system, developer (the "
@@ -73,20 +91,37 @@ void CheckMessage(const Json& message, const std::string& place) {
   }
   const auto content = message.find("content");
   if (role != "assistant" && (content == message.end() || content->is_null())) {
-    Refuse(place, "it has no content");
+    Refuse(place, "it has no content: a string or an array of parts is expected");
+  }
+  if (content == message.end() || content->is_null() || content->is_string()) return;
+  if (!content->is_array()) {
+    const std::string here = place + ".content";
+    Refuse(here, fmt::format("{} is given, a string or an array of parts is expected",
+                             ShownJson(*content)));
   }
   // A tool's list may hold outputs and references instead of parts: the template sorts them out.
-  if (role != "tool" && content != message.end() && content->is_array()) {
-    CheckParts(*content, place);
-  }
+  if (role != "tool") CheckParts(*content, place);
+}
+
+// At most LineRefusal::kMaxText bytes of valid UTF-8.
+std::string Cut(std::string text) {
+  if (text.size() <= LineRefusal::kMaxText) return text;
+  text.resize(LineRefusal::kMaxText - 3);
+  text.resize(ValidPrefix(text));
+  return text + "...";
 }
 
 }  // namespace
 
+LineRefusal::LineRefusal(std::string code, std::string param, std::string message)
+    : error{400, std::move(code), Cut(std::move(message)), Cut(std::move(param))} {}
+
 Json CheckedMessages(Json messages) {
   if (!messages.is_array() || messages.empty()) {
     throw LineRefusal("invalid_request", "messages",
-                      "the body needs messages: an array with at least one message");
+                      fmt::format("messages: {} is given, an array of at least one message is "
+                                  "expected",
+                                  messages.is_null() ? "none" : ShownJson(messages)));
   }
   for (size_t i = 0; i < messages.size(); ++i) {
     CheckMessage(messages[i], fmt::format("messages[{}]", i));
@@ -108,6 +143,26 @@ void CheckTools(const Json& tools) {
       Refuse(here, "a function with a name is expected");
     }
   }
+}
+
+std::vector<std::string> MediaWarnings(const Json& messages) {
+  std::vector<std::string> warnings;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const auto content = messages[i].find("content");
+    if (content == messages[i].end() || !content->is_array()) continue;
+    for (size_t k = 0; k < content->size(); ++k) {
+      const Json& part = (*content)[k];
+      if (!part.is_object() || !part.contains("type") || !part["type"].is_string()) continue;
+      const std::string& type = part["type"].get_ref<const std::string&>();
+      if (type == "text" || std::find(kParts.begin(), kParts.end(), type) == kParts.end()) continue;
+      warnings.push_back(
+          fmt::format("messages[{}].content[{}]: the model sees no {}, the prompt tells it that "
+                      "there was one",
+                      i, k, type));
+      break;
+    }
+  }
+  return warnings;
 }
 
 std::string LastUserText(const Json& messages) {

@@ -6,15 +6,18 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "runtime/request.h"
 
 namespace colibri {
 
 // Why a line is refused. Thrown and caught while one line is read, never further.
+// Message and param are cut where they repeat too much of the line: each line under way may have
+// one.
 struct LineRefusal {
-  LineRefusal(std::string code, std::string param, std::string message)
-      : error{400, std::move(code), std::move(message), std::move(param)} {}
+  static constexpr size_t kMaxText = 1000;
+  LineRefusal(std::string code, std::string param, std::string message);
   LineError error;
 };
 
@@ -26,6 +29,10 @@ nlohmann::ordered_json CheckedMessages(nlohmann::ordered_json messages);
 
 // `tools` must be an array of functions with names. Throws LineRefusal.
 void CheckTools(const nlohmann::ordered_json& tools);
+
+// A warning for each message with parts that the model cannot take in, naming the first: the
+// template puts a reminder in their place. Messages that CheckMessages accepts.
+std::vector<std::string> MediaWarnings(const nlohmann::ordered_json& messages);
 
 // The text of the last user message, its parts put together; "" without one.
 std::string LastUserText(const nlohmann::ordered_json& messages);

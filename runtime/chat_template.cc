@@ -82,8 +82,9 @@ const Json& Unwrap(const Json& item, std::string_view where) {
 
 class ChatRenderer {
  public:
-  ChatRenderer(const Json& messages, const Json& tools, const TemplateArguments& arguments)
-      : messages_(messages), tools_(tools), arguments_(arguments) {}
+  ChatRenderer(const Json& messages, const Json& tools, const TemplateArguments& arguments,
+               const RenderLimits& limits)
+      : messages_(messages), tools_(tools), arguments_(arguments), limits_(limits) {}
 
   std::vector<PromptPiece> Run() {
     Check();
@@ -132,18 +133,22 @@ class ChatRenderer {
   void Text(std::string_view text) { Add(text, false); }
   void Add(std::string_view text, bool control) {
     if (text.empty()) return;
+    bytes_ += text.size();
+    if (bytes_ > limits_.bytes) throw TextTooLong();
     if (pieces_.empty() || pieces_.back().control != control) pieces_.push_back({"", control});
     pieces_.back().text.append(text);
   }
 
   void ToolLine(const Json& function) {
-    Json shown = Json::object();
+    std::string shown;
     for (const auto& [key, value] : function.get_ref<const Json::object_t&>()) {
-      if (key != "strict" && key != "defer_loading") {
-        shown.get_ref<Json::object_t&>().emplace_back(key, value);
-      }
+      if (key == "strict" || key == "defer_loading") continue;
+      shown += shown.empty() ? "{" : ", ";
+      shown += PythonJson(key) + ": ";
+      shown += PythonJson(value, limits_.bytes);
+      if (shown.size() > limits_.bytes) throw TextTooLong();
     }
-    Text(PythonJson(shown));
+    Text(shown.empty() ? "{}" : shown + "}");
     Control("\n");
   }
 
@@ -203,7 +208,11 @@ class ChatRenderer {
   // The content as one string, reminders included: an assistant's is taken apart further.
   std::string ContentText(const Json& content, const std::string& where) {
     std::vector<PromptPiece> before = std::exchange(pieces_, {});
+    // Some of it may be left out of the prompt: what gets there is counted there.
+    const size_t bytes_before = bytes_, limit = std::exchange(limits_.bytes, SIZE_MAX);
     Content(content, where);
+    bytes_ = bytes_before;
+    limits_.bytes = limit;
     return PiecesText(std::exchange(pieces_, std::move(before)));
   }
 
@@ -245,12 +254,14 @@ class ChatRenderer {
       if (!name.is_string()) throw TemplateError(at + ": a name expected");
       Control("<tool_call>");
       Text(name.get_ref<const std::string&>());
-      const Json parsed = Arguments(Member(call, "arguments"), at + ".arguments");
-      for (const auto& [key, value] : parsed.get_ref<const Json::object_t&>()) {
+      Json parsed;
+      const Json& arguments = Arguments(Member(call, "arguments"), at + ".arguments", &parsed);
+      for (const auto& [key, value] : arguments.get_ref<const Json::object_t&>()) {
         Control("<arg_key>");
         Text(key);
         Control("</arg_key><arg_value>");
-        Text(value.is_string() ? value.get_ref<const std::string&>() : PythonJson(value));
+        Text(value.is_string() ? value.get_ref<const std::string&>()
+                               : PythonJson(value, limits_.bytes));
         Control("</arg_value>");
       }
       Control("</tool_call>");
@@ -258,19 +269,22 @@ class ChatRenderer {
   }
 
   // The template takes objects only; OpenAI's clients send the JSON text of one.
-  static Json Arguments(const Json& arguments, const std::string& where) {
-    Json parsed = arguments;
-    if (arguments.is_string()) {
+  // `*parsed` holds what is parsed.
+  const Json& Arguments(const Json& given, const std::string& where, Json* parsed) const {
+    bool left_out = false;
+    if (given.is_string()) {
       try {
-        parsed = ParseJson(arguments.get_ref<const std::string&>());
+        *parsed = ParseJsonUpTo(given.get_ref<const std::string&>(), limits_.values, &left_out);
       } catch (const std::invalid_argument& error) {
         throw TemplateError(fmt::format("{}: {}", where, error.what()));
       }
     }
-    if (!parsed.is_object()) {
+    if (left_out) throw TextTooLong();
+    const Json& arguments = given.is_string() ? *parsed : given;
+    if (!arguments.is_object()) {
       throw TemplateError(where + ": an object or the JSON text of one expected");
     }
-    return parsed;
+    return arguments;
   }
 
   void ToolResult(const Json& content, const std::string& where) {
@@ -321,6 +335,8 @@ class ChatRenderer {
   const TemplateArguments& arguments_;
   std::optional<size_t> last_user_;
   std::vector<PromptPiece> pieces_;
+  RenderLimits limits_;
+  size_t bytes_ = 0;  // of pieces_
 };
 
 bool BooleanArgument(const std::string& name, const Json& value) {
@@ -364,8 +380,9 @@ void ApplyTemplateArguments(const Json& arguments, TemplateArguments* into) {
 }
 
 std::vector<PromptPiece> RenderChat(const Json& messages, const Json& tools,
-                                    const TemplateArguments& arguments) {
-  return ChatRenderer(messages, tools, arguments).Run();
+                                    const TemplateArguments& arguments,
+                                    const RenderLimits& limits) {
+  return ChatRenderer(messages, tools, arguments, limits).Run();
 }
 
 std::string PiecesText(const std::vector<PromptPiece>& pieces) {
@@ -374,14 +391,17 @@ std::string PiecesText(const std::vector<PromptPiece>& pieces) {
   return text;
 }
 
-std::vector<int32_t> EncodePieces(const Tokenizer& tokenizer,
-                                  const std::vector<PromptPiece>& pieces, bool parse_special) {
+std::optional<std::vector<int32_t>> EncodePieces(const Tokenizer& tokenizer,
+                                                 const std::vector<PromptPiece>& pieces,
+                                                 bool parse_special, size_t most) {
   const AddedTokens added = parse_special ? AddedTokens::kRecognise : AddedTokens::kPlain;
   std::vector<int32_t> ids;
   std::string ordinary;
+  bool fits = true;
   const auto flush = [&] {
-    const std::vector<int32_t> encoded = tokenizer.Encode(ordinary, added);
-    ids.insert(ids.end(), encoded.begin(), encoded.end());
+    const auto encoded = tokenizer.EncodeUpTo(ordinary, added, most - ids.size());
+    fits = encoded.has_value();
+    if (fits) ids.insert(ids.end(), encoded->begin(), encoded->end());
     ordinary.clear();
   };
   for (const PromptPiece& piece : pieces) {
@@ -395,10 +415,12 @@ std::vector<int32_t> EncodePieces(const Tokenizer& tokenizer,
         continue;
       }
       flush();
+      if (!fits || ids.size() == most) return {};
       ids.push_back(part.id);
     }
   }
   flush();
+  if (!fits) return {};
   return ids;
 }
 

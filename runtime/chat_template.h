@@ -2,8 +2,10 @@
 // Threads: pure functions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -15,6 +17,17 @@ namespace colibri {
 // Why a request cannot be rendered; the line fails with this text.
 struct TemplateError : std::runtime_error {
   using std::runtime_error::runtime_error;
+};
+
+// The text would be longer than the caller can use.
+struct TextTooLong : TemplateError {
+  TextTooLong() : TemplateError("the text is too long") {}
+};
+
+// A prompt may be far longer than its line: each of a list of references to a tool is that tool.
+struct RenderLimits {
+  size_t bytes = SIZE_MAX;   // of the whole text
+  size_t values = SIZE_MAX;  // of a tool call's arguments that are given as JSON text
 };
 
 // The template's arguments with their defaults.
@@ -43,18 +56,23 @@ void ApplyTemplateArguments(const nlohmann::ordered_json& arguments, TemplateArg
 // would print "None" (content null is empty) or raise (arguments of a tool call as JSON text), and
 // in refusing with a TemplateError naming the place what the template would print in Python's way.
 // As in the template, messages of unknown roles and parts of unknown types are left out.
-// Numbers are exact if the values come from ParseJson (runtime/json_text.h).
+// Numbers are exact if the values come from ParseJson (runtime/json_text.h). Throws TextTooLong as
+// soon as a limit is passed.
 std::vector<PromptPiece> RenderChat(const nlohmann::ordered_json& messages,
                                     const nlohmann::ordered_json& tools,
-                                    const TemplateArguments& arguments);
+                                    const TemplateArguments& arguments,
+                                    const RenderLimits& limits = {});
 
 std::string PiecesText(const std::vector<PromptPiece>& pieces);
 // Control pieces with added tokens recognised; neighbouring ordinary text joined, then encoded with
 // none recognised, or with all of them if `parse_special`.
-std::vector<int32_t> EncodePieces(const Tokenizer& tokenizer,
-                                  const std::vector<PromptPiece>& pieces, bool parse_special);
+// nullopt: they are more than `most` tokens (Tokenizer::EncodeUpTo).
+std::optional<std::vector<int32_t>> EncodePieces(const Tokenizer& tokenizer,
+                                                 const std::vector<PromptPiece>& pieces,
+                                                 bool parse_special, size_t most = SIZE_MAX);
 
-// JSON as Python's json.dumps(ensure_ascii=False) writes it: ", " and ": ", shortest floats.
-std::string PythonJson(const nlohmann::ordered_json& value);
+// JSON as Python's json.dumps(ensure_ascii=False) writes it: ", " and ": ", shortest floats. Throws
+// TextTooLong soon after `most` bytes.
+std::string PythonJson(const nlohmann::ordered_json& value, size_t most = SIZE_MAX);
 
 }  // namespace colibri

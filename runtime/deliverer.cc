@@ -111,10 +111,12 @@ void Deliverer::Deliver(Sequence& s, const Notice& notice) {
   FinishLine(s);
 }
 
-void Deliverer::Push(const LineState& line, const LineFigures& figures, uint32_t sequence) {
+void Deliverer::Push(LineState& line, const LineFigures& figures, uint32_t sequence) {
   RecordTotals totals;
   std::string output = options_.text ? Text(line, &totals) : Record(line, figures, &totals);
   auto outcome = std::make_shared<const LineOutcome>(OutcomeOf(line, totals));
+  // The sequence may wait for slow output: what is in the text need not be held twice.
+  line.finished = {};
   if (options_.ordered == nullptr) {
     return writer_.Push(std::move(output), sequence, std::move(outcome));
   }

@@ -47,7 +47,7 @@ class Deliverer final : public Delivery {
   void Stream(Sequence& sequence, const Notice& notice);
   void FinishLine(Sequence& sequence);
   // Makes the output of a line that is done and hands it over.
-  void Push(const LineState& line, const LineFigures& figures, uint32_t sequence);
+  void Push(LineState& line, const LineFigures& figures, uint32_t sequence);
   std::string Record(const LineState& line, const LineFigures& figures, RecordTotals* totals) const;
   std::string Text(const LineState& line, RecordTotals* totals) const;
 

@@ -24,17 +24,21 @@ constexpr size_t kLinearKeys = 16;
 // An array or object that is not closed yet.
 struct OpenValue {
   Json value;
-  std::string key;  // of an object: the key whose value comes next
+  std::string key;    // of an object: the key whose value comes next
+  bool kept = false;  // of an object: that value stays
   std::unordered_set<std::string> keys;
 };
 
-// "[json.exception.parse_error.101] parse error at line 1, column 2: ..." without the bracket, and
-// without the bytes last read, which may be broken UTF-8.
+// "[json.exception.parse_error.101] parse error at line 1, column 2: ..." without the bracket, the
+// line (of the text, where a reader would take it for the file's), and the bytes last read, which
+// may be broken UTF-8.
 std::string Reason(const char* what) {
   std::string text = what;
   if (const size_t end = text.find("] "); !text.empty() && text[0] == '[' && end != text.npos) {
     text.erase(0, end + 2);
   }
+  constexpr std::string_view kLine = "parse error at line 1, column ";
+  if (text.starts_with(kLine)) text.replace(0, kLine.size(), "parse error at byte ");
   if (const size_t last = text.find("; last read:"); last != text.npos) text.resize(last);
   return text;
 }
@@ -42,7 +46,9 @@ std::string Reason(const char* what) {
 // The events of nlohmann's parser; every error leaves as std::invalid_argument.
 class JsonBuilder : public nlohmann::json_sax<Json> {
  public:
+  explicit JsonBuilder(size_t most) : left_(most) {}
   Json TakeRoot() { return std::move(root_); }
+  bool LeftOut() const { return left_out_; }
 
   bool null() override { return Add(Json()); }
   bool boolean(bool value) override { return Add(Json(value)); }
@@ -64,6 +70,8 @@ class JsonBuilder : public nlohmann::json_sax<Json> {
 
   bool key(std::string& name) override {
     OpenValue& top = open_.back();
+    top.kept = left_ > 0 || (open_.size() == 1 && name == "custom_id");
+    if (!top.kept) return true;
     const auto& members = top.value.get_ref<const Json::object_t&>();
     bool twice = false;
     if (members.size() < kLinearKeys) {
@@ -89,7 +97,7 @@ class JsonBuilder : public nlohmann::json_sax<Json> {
     if (open_.size() >= static_cast<size_t>(kMaxJsonDepth)) {
       throw std::invalid_argument(fmt::format("nested deeper than {} levels", kMaxJsonDepth));
     }
-    open_.push_back({std::move(value), {}, {}});
+    open_.emplace_back().value = std::move(value);
     return true;
   }
 
@@ -105,7 +113,13 @@ class JsonBuilder : public nlohmann::json_sax<Json> {
       return true;
     }
     OpenValue& top = open_.back();
-    if (top.value.is_array()) {
+    const bool is_array = top.value.is_array();
+    if (is_array ? left_ == 0 : !top.kept) {
+      left_out_ = true;
+      return true;
+    }
+    if (left_ > 0) --left_;
+    if (is_array) {
       top.value.get_ref<Json::array_t&>().push_back(std::move(value));
     } else {
       // Not operator[] or emplace: ordered_map searches from the front for each new key.
@@ -116,17 +130,25 @@ class JsonBuilder : public nlohmann::json_sax<Json> {
 
   Json root_;
   std::vector<OpenValue> open_;
+  size_t left_;  // values that are still kept
+  bool left_out_ = false;
 };
 
 }  // namespace
 
 Json ParseJson(std::string_view text) {
+  bool left_out = false;
+  return ParseJsonUpTo(text, SIZE_MAX, &left_out);
+}
+
+Json ParseJsonUpTo(std::string_view text, size_t most, bool* left_out) {
   // The parser takes a zero byte for the end of the text and would not see what follows.
   if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {
     throw std::invalid_argument(fmt::format("a zero byte at byte {}", zero + 1));
   }
-  JsonBuilder builder;
+  JsonBuilder builder(most);
   Json::sax_parse(text.begin(), text.end(), &builder);
+  *left_out = builder.LeftOut();
   return builder.TakeRoot();
 }
 
@@ -139,6 +161,48 @@ std::string BigIntegerDigits(const Json& value) {
   if (!IsBigInteger(value)) return {};
   const auto& digits = value.get_binary();
   return std::string(digits.begin(), digits.end());
+}
+
+namespace {
+
+// At most this much of a value is repeated in a message.
+constexpr size_t kShown = 60;
+
+// What dump() gives, or a beginning of it of more than kShown bytes: a value may be as long as a
+// line.
+void AppendShort(const Json& value, std::string* out) {
+  const bool object = value.is_object();
+  if (value.is_string()) {
+    // Each byte gives one or more, and the character that is cut stands behind what is shown.
+    const std::string& text = value.get_ref<const std::string&>();
+    *out += Json(text.substr(0, kShown + 4)).dump(-1, ' ', true, Json::error_handler_t::replace);
+  } else if (object || value.is_array()) {
+    *out += object ? '{' : '[';
+    const char* separator = "";
+    for (const auto& [key, member] : value.items()) {
+      if (out->size() > kShown) return;
+      *out += separator;
+      if (object) {
+        AppendShort(key, out);
+        *out += ':';
+      }
+      AppendShort(member, out);
+      separator = ",";
+    }
+    *out += object ? '}' : ']';
+  } else {
+    *out += value.dump();
+  }
+}
+
+}  // namespace
+
+std::string ShownJson(const Json& value) {
+  if (IsBigInteger(value)) return BigIntegerDigits(value).substr(0, 40);
+  std::string text;
+  AppendShort(value, &text);
+  if (text.size() > kShown) text = text.substr(0, kShown - 3) + "...";
+  return text;
 }
 
 }  // namespace colibri

@@ -3,6 +3,7 @@
 // Threads: pure functions.
 #pragma once
 
+#include <cstddef>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -20,9 +21,18 @@ inline constexpr int kMaxJsonDepth = 512;
 // twice, nesting deeper than kMaxJsonDepth.
 nlohmann::ordered_json ParseJson(std::string_view text);
 
+// The same, but of a text with more than `most` values (members and elements, at any depth) the
+// later ones are read and left out, those with a key that is there already too; only a custom_id of
+// the outermost object always stays. `*left_out`: whether that happened. Memory: up to 256 bytes a
+// value that stays, the bytes of the strings, and three times the longest of them.
+nlohmann::ordered_json ParseJsonUpTo(std::string_view text, size_t most, bool* left_out);
+
 // An integer that no 64-bit type holds, as ParseJson keeps it.
 bool IsBigInteger(const nlohmann::ordered_json& value);
 // Its decimal digits with the sign; "" if it is no big integer.
 std::string BigIntegerDigits(const nlohmann::ordered_json& value);
+
+// What a message shows of a value: its JSON text in ASCII, at most 60 bytes of it.
+std::string ShownJson(const nlohmann::ordered_json& value);
 
 }  // namespace colibri

@@ -6,19 +6,24 @@
 #include <stdexcept>
 
 #include "runtime/json_text.h"
+#include "runtime/line_limits.h"
 
 namespace colibri {
 
 std::string CustomIdOf(const nlohmann::ordered_json& root) {
   if (!root.is_object()) return {};
   const auto id = root.find("custom_id");
-  return id != root.end() && id->is_string() ? id->get<std::string>() : std::string();
+  if (id == root.end() || !id->is_string()) return {};
+  const std::string& text = id->get_ref<const std::string&>();
+  return text.size() <= kMaxIdBytes ? text : std::string();
 }
 
-std::string LineCustomId(std::string_view line, uint64_t number, InputFormat format) {
+std::string LineCustomId(std::string_view line, uint64_t number, InputFormat format,
+                         int32_t context) {
   if (format == InputFormat::kLines) return fmt::format("line-{}", number);
   try {
-    return CustomIdOf(ParseJson(line));
+    bool left_out = false;
+    return CustomIdOf(ParseJsonUpTo(line, MaxLineValues(context), &left_out));
   } catch (const std::invalid_argument&) {
     return {};
   }

@@ -11,10 +11,12 @@
 
 namespace colibri {
 
-// Of a batch line's JSON; "" when there is none that is a string.
+// Of a batch line's JSON; "" when there is none that is a string of at most kMaxIdBytes.
 std::string CustomIdOf(const nlohmann::ordered_json& root);
 
-// The custom_id that RequestParser finds in a line; "" when there is none that can be read.
-std::string LineCustomId(std::string_view line, uint64_t number, InputFormat format);
+// The custom_id that a RequestParser for `context` tokens finds in a line; "" when there is none
+// that can be read.
+std::string LineCustomId(std::string_view line, uint64_t number, InputFormat format,
+                         int32_t context);
 
 }  // namespace colibri

@@ -35,9 +35,12 @@ bool LineSource::Buffered() const {
 
 bool LineSource::Fill() {
   if (eof_ || failed_) return false;
+  // Room for a line at the cap is asked for once, since growing would hold the line twice; it takes
+  // memory as it fills.
+  if (buffer_.capacity() < max_line_ + 2 * kChunk) buffer_.reserve(max_line_ + 2 * kChunk);
   // Lines taken leave a hole at the front; closing it once it outweighs the rest keeps the cost of
-  // moving bytes linear.
-  if (begin_ >= buffer_.size() - begin_) {
+  // moving bytes linear. Where room ends first, a long line moves once a chunk at most.
+  if (begin_ >= buffer_.size() - begin_ || buffer_.size() + kChunk > buffer_.capacity()) {
     buffer_.erase(0, begin_);
     scan_ -= begin_;
     dropped_ += begin_;

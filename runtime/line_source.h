@@ -1,8 +1,9 @@
 // Lines of a prompt file, taken from a file descriptor as a stream: a regular file, a pipe or a
 // terminal. Owns the bytes read and not yet handed out, not the descriptor. Never blocks: it reads
 // only what poll(0) says is there, so that a pipe which trickles holds up nobody.
-// Memory: one chunk more than the longest line, and no line longer than the cap is held.
-// Threads: one at a time (the graph's `admit`, or the engine thread while the graph is idle).
+// Memory: two chunks of 256 KiB more than the longest line; of a line longer than the cap no more
+// is held than of one at it. Threads: one at a time (the graph's `admit`, or the engine thread
+// while the graph is idle).
 #pragma once
 
 #include <cstddef>
@@ -27,10 +28,8 @@ class LineSource {
   // Error(); every later call gives kError too.
   enum class Next : uint8_t { kLine, kAgain, kEnd, kTooLong, kError };
 
-  // 64 MiB: eight times the longest prompt of a model with a million positions.
-  static constexpr size_t kMaxLine = size_t{64} << 20;
-
-  explicit LineSource(int fd, size_t max_line = kMaxLine) : fd_(fd), max_line_(max_line) {}
+  // `max_line`: the cap in bytes (runtime/line_limits.h).
+  LineSource(int fd, size_t max_line) : fd_(fd), max_line_(max_line) {}
 
   // Takes the next line that is not blank, without its end (LF or CR LF) and, for the first,
   // without a UTF-8 byte order mark. `number`: physical line from 1, blank lines counted. A last

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "io/error.h"
@@ -44,6 +46,13 @@ std::optional<LineShard> ParseLineShard(std::string_view text) {
 
 std::string ToText(const LineShard& shard) {
   return fmt::format("{}/{}", shard.index, shard.count);
+}
+
+int32_t ContextOf(const Manifest& manifest) {
+  const std::string* text = FindOption(manifest, "ctx-size");
+  uint64_t context = 0;
+  if (text == nullptr || !ParseNumber(*text, &context)) return 0;
+  return static_cast<int32_t>(std::min<uint64_t>(context, std::numeric_limits<int32_t>::max()));
 }
 
 std::string ManifestPath(const std::string& output) { return output + ".manifest.json"; }

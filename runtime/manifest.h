@@ -38,6 +38,9 @@ struct Manifest {
   std::string run_id;  // a run that goes on keeps it, so that the ids of its records stay alike
 };
 
+// The context that lines were answered with, in tokens; 0 when the manifest does not say it.
+int32_t ContextOf(const Manifest& manifest);
+
 // Path of the manifest of an output file.
 std::string ManifestPath(const std::string& output);
 

@@ -19,6 +19,7 @@
 #include "io/whole_file.h"
 #include "runtime/finished_lines.h"
 #include "runtime/line_id.h"
+#include "runtime/line_limits.h"
 #include "runtime/output_file.h"
 #include "runtime/record.h"
 #include "runtime/record_reader.h"
@@ -115,6 +116,11 @@ class Merger {
       }
     }
     report_.manifest.shard = {};
+    context_ = ContextOf(report_.manifest);
+    if (context_ == 0) {
+      throw IoError(fmt::format("{}: it has no option ctx-size, which says how long a line may be",
+                                ManifestPath(Name(0))));
+    }
   }
 
   void Index(uint32_t output) {
@@ -131,7 +137,7 @@ class Merger {
 
   void WalkInput(bool write) {
     const Descriptor input(request_.input);
-    LineSource source(input.Get());
+    LineSource source(input.Get(), MaxLineBytes(context_));
     std::optional<InputFormat> format = request_.format;
     std::string text;
     uint64_t number = 0;
@@ -151,7 +157,7 @@ class Merger {
       } else {
         ++report_.lines;
         std::string id;
-        if (whole && end > next_place) id = LineCustomId(text, number, *format);
+        if (whole && end > next_place) id = LineCustomId(text, number, *format, context_);
         Check(next_place, end, {number, whole ? HashText(text) : 0, id});
       }
       next_place = end;
@@ -212,6 +218,7 @@ class Merger {
   std::deque<Place> places_;
   MergeReport report_;
   std::string record_;
+  int32_t context_ = 0;  // of the runs, for their limits of lines
 };
 
 }  // namespace

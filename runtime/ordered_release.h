@@ -27,7 +27,7 @@ class OrderedRelease {
 
   // Up to `held_bytes` of records a sequence is freed at once although its record waits: one slow
   // line then does not drain the frame. Beyond, the sequence waits with its record.
-  OrderedRelease(Emit emit, uint32_t no_token, size_t held_bytes = size_t{256} << 20)
+  OrderedRelease(Emit emit, uint32_t no_token, size_t held_bytes)
       : emit_(std::move(emit)), no_token_(no_token), cap_(held_bytes) {}
 
   // `line` was taken in: a record of it will come. Ascending.

@@ -10,6 +10,7 @@
 
 #include "io/error.h"
 #include "runtime/frame.h"
+#include "runtime/line_limits.h"
 #include "runtime/sampler.h"
 
 namespace colibri {
@@ -102,6 +103,24 @@ uint64_t Scratch(const Model& model, const PlanRequest& r, int32_t rows, int32_t
   return N(r.frames) * shape.Bytes(model) + sampling + tokens;
 }
 
+// Where nobody asks for log probabilities it holds names of tools and, for readable output,
+// prompts.
+constexpr uint64_t kSmallPool = 4 * kMiB;
+
+// Lists of tokens besides the sequences' own: a line's prompt, its finished choices. A line's
+// choices end at about the same time, since the lines before it are served first.
+uint64_t TokenLists(int32_t sequences, int32_t context) {
+  return 2 * N(sequences) * N(context) * sizeof(int32_t);
+}
+
+// Sets what lines take. All but the lists depends on the context and the budget alone.
+void SetLines(const PlanRequest& r, Plan* p) {
+  p->line_pool = r.logprobs ? std::max(kMaxLogprobBytes, p->budget / 64) : kSmallPool;
+  p->held_back = r.held_back ? p->line_pool : 0;
+  p->lines = LineReadBytes(p->context, r.token_bytes) + p->line_pool + p->held_back +
+             TokenLists(p->sequences, p->context);
+}
+
 uint64_t SlotBytes(const std::vector<SlotClass>& classes) {
   uint64_t bytes = 0;
   for (const SlotClass& c : classes) bytes += c.bytes * c.count;
@@ -153,17 +172,26 @@ uint64_t Pages(int64_t tokens, int32_t page_tokens) {
                              uint64_t page) {
   std::string text = fmt::format(
       "the plan does not fit: it takes {}, the budget ({}) is {} and {} of it stay free\n"
-      "  process {}, dense weights {}, KV {}, scratch {}, expert slots {}",
+      "  process {}, dense weights {}, KV {}, scratch {}, prompt lines {}, expert slots "
+      "{}",
       SizeText(p.Total()), p.budget_source, SizeText(p.budget), SizeText(p.margin),
-      SizeText(p.base), SizeText(p.dense), SizeText(p.kv), SizeText(p.scratch), SizeText(p.slots));
+      SizeText(p.base), SizeText(p.dense), SizeText(p.kv), SizeText(p.scratch), SizeText(p.lines),
+      SizeText(p.slots));
   const auto gain = [&](const std::string& flag, uint64_t before, uint64_t after) {
     if (after < before) text += fmt::format("\n  {} gains {}", flag, SizeText(before - after));
   };
   const int32_t half = p.context / 2;
-  gain(fmt::format("--ctx-size {}", half), p.kv + p.scratch,
-       page * Pages(half, p.page_tokens) + Scratch(model, r, p.rows, p.sequences, half));
-  gain("--max-rows 1", p.scratch,
-       Scratch(model, r, 1, r.sequences > 0 ? p.sequences : 1, p.context));
+  Plan shorter = p;
+  shorter.context = half;
+  SetLines(r, &shorter);
+  gain(fmt::format("--ctx-size {}", half), p.kv + p.scratch + p.lines,
+       page * Pages(half, p.page_tokens) + Scratch(model, r, p.rows, p.sequences, half) +
+           shorter.lines);
+  Plan narrow = p;
+  narrow.sequences = r.sequences > 0 ? p.sequences : 1;
+  SetLines(r, &narrow);
+  gain("--max-rows 1", p.scratch + p.lines,
+       Scratch(model, r, 1, narrow.sequences, p.context) + narrow.lines);
   PlanRequest one = r;
   one.frames = 1;
   gain("--frames 1", p.scratch, Scratch(model, one, p.rows, p.sequences, p.context));
@@ -172,7 +200,12 @@ uint64_t Pages(int64_t tokens, int32_t page_tokens) {
   gain("--slots 1", p.slots, SlotBytes(SlotsFor(model, one, 0)));
   if (r.kv_type == KvType::kF32) gain("--kv bf16", p.kv, p.kv / 2);
   // The margin is 64 MB or 3 % of the budget, whichever is more.
-  const uint64_t enough = std::max(p.Total() + kMargin, p.Total() / 96 * 100);
+  uint64_t enough = 0;
+  for (Plan larger = p;; SetLines(r, &larger)) {
+    larger.budget = std::max(larger.Total() + kMargin, larger.Total() / 96 * 100);
+    if (larger.budget <= enough) break;
+    enough = larger.budget;
+  }
   text += fmt::format("\n  {} would do", RamFlag(enough));
   throw UsageError(text);
 }
@@ -192,6 +225,10 @@ std::string SizeText(uint64_t bytes) {
 uint64_t ResidentBytes() { return ReadKilobytes("/proc/self/status", "VmRSS").value_or(0); }
 uint64_t PeakResidentBytes() { return ReadKilobytes("/proc/self/status", "VmHWM").value_or(0); }
 
+int32_t DefaultContext(const ModelConfig& config) {
+  return std::min(kDefaultContext, config.max_positions);
+}
+
 MemoryBudget AvailableMemory(const std::string& root) {
   const uint64_t available =
       ReadKilobytes(root + "/proc/meminfo", "MemAvailable").value_or(uint64_t{4} << 30);
@@ -206,7 +243,6 @@ MemoryBudget AvailableMemory(const std::string& root) {
 }
 
 Plan MakePlan(const Model& model, const PlanRequest& r) {
-  const ModelConfig& c = model.Config();
   Plan p;
   const MemoryBudget machine = r.ram ? MemoryBudget{*r.ram, "--ram"} : AvailableMemory();
   p.budget = machine.bytes;
@@ -216,7 +252,7 @@ Plan MakePlan(const Model& model, const PlanRequest& r) {
   p.margin = Margin(p.budget);
   p.threads = r.threads;
   p.frames = r.frames;
-  p.context = r.context > 0 ? r.context : std::min(kDefaultContext, c.max_positions);
+  p.context = r.context > 0 ? r.context : DefaultContext(model.Config());
   p.page_tokens = r.page_tokens;
   p.base = ResidentBytes() + kBaseExtra + N(r.threads) * kBasePerThread;
   p.dense = model.DenseBytes();
@@ -224,14 +260,18 @@ Plan MakePlan(const Model& model, const PlanRequest& r) {
   const uint64_t context_pages = Pages(p.context, r.page_tokens);
   const uint64_t limit = p.budget > p.margin ? p.budget - p.margin : 0;
   const uint64_t answers = std::max<uint64_t>(1, r.answers.value_or(1u << 30));
-  // Rows: as asked, else the widest frame whose scratch is no more than an eighth of what is left
-  // beside the dense weights.
+  // Rows: as asked, else the widest frame whose scratch, with the lists of its sequences' tokens,
+  // is no more than an eighth of what is left beside the dense weights and the lines.
   for (p.rows = r.rows > 0 ? r.rows : kDefaultRows;; p.rows /= 2) {
     const auto most = static_cast<uint64_t>(r.sequences > 0 ? r.sequences : p.rows);
     p.sequences = static_cast<int32_t>(std::min(most, answers));
     p.scratch = Scratch(model, r, p.rows, p.sequences, p.context);
-    const uint64_t fixed = p.base + p.dense;
-    if (r.rows > 0 || p.rows == 1 || (limit > fixed && p.scratch <= (limit - fixed) / 8)) break;
+    SetLines(r, &p);
+    const uint64_t lists = TokenLists(p.sequences, p.context);
+    const uint64_t fixed = p.base + p.dense + p.lines - lists;
+    if (r.rows > 0 || p.rows == 1 || (limit > fixed && p.scratch + lists <= (limit - fixed) / 8)) {
+      break;
+    }
   }
   p.prefill_rows = r.prefill_rows > 0 ? std::min(r.prefill_rows, p.rows) : p.rows;
   const auto set_pages = [&](uint64_t pages) {
@@ -263,11 +303,12 @@ Plan MakePlan(const Model& model, const PlanRequest& r) {
 
 std::string Plan::Line() const {
   return fmt::format(
-      "plan: {} of {} ({}): dense {}, KV {} for {} tokens, scratch {}, {} of {} experts {}; "
+      "plan: {} of {} ({}): dense {}, KV {} for {} tokens, scratch {}, lines {}, {} of {} experts "
+      "{}; "
       "{} rows, {} answers at once, {} threads",
       SizeText(Total()), SizeText(budget), budget_source, SizeText(dense), SizeText(kv),
-      N(kv_pages) * N(page_tokens), SizeText(scratch), slot_total, expert_total, SizeText(slots),
-      rows, sequences, threads);
+      N(kv_pages) * N(page_tokens), SizeText(scratch), SizeText(lines), slot_total, expert_total,
+      SizeText(slots), rows, sequences, threads);
 }
 
 std::string Plan::Table() const {
@@ -283,6 +324,9 @@ std::string Plan::Table() const {
   row("scratch", scratch,
       fmt::format("{} frame(s) of {} rows, {} of them prefill; {} sequences", frames, rows,
                   prefill_rows, sequences));
+  row("lines", lines,
+      fmt::format("a prompt line being read, tokens of those under way, {} for what they ask for",
+                  SizeText(line_pool)));
   for (const SlotClass& s : slot_classes) {
     row("expert slots", s.bytes * s.count,
         fmt::format("{} slots of {}", s.count, SizeText(s.bytes)));

@@ -44,7 +44,9 @@ RequestSource::Next PromptSource::TryNext(Request* request, std::optional<LineEr
         ParsedLine line;
         line.line = number;
         line.error = {400, "line_too_long",
-                      fmt::format("line {} is longer than {} bytes", number, LineSource::kMaxLine),
+                      fmt::format("line {} is longer than {} bytes, the most for a context of {} "
+                                  "tokens: --ctx-size raises it",
+                                  number, MaxLineBytes(parser_.Context()), parser_.Context()),
                       ""};
         return Parsed(std::move(line), request, error);
       }
@@ -75,7 +77,8 @@ bool PromptSource::Skipped(uint64_t number, uint64_t line_hash, const std::strin
   const bool jsonl = options_.fd >= 0 && options_.format == InputFormat::kJsonl;
   std::string id;
   if (line != nullptr) {
-    id = LineCustomId(*line, number, jsonl ? InputFormat::kJsonl : InputFormat::kLines);
+    id = LineCustomId(*line, number, jsonl ? InputFormat::kJsonl : InputFormat::kLines,
+                      parser_.Context());
   }
   const bool runs = options_.filter->Runs({number, line_hash, id});
   records_ = options_.filter->Skipped() + options_.filter->Changed();

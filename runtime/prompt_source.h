@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/line_limits.h"
 #include "runtime/line_source.h"
 #include "runtime/request_parser.h"
 #include "runtime/resume.h"
@@ -35,7 +36,9 @@ class PromptSource final : public RequestSource {
   };
 
   PromptSource(Options options, RequestParser& parser)
-      : options_(std::move(options)), parser_(parser), lines_(options_.fd) {}
+      : options_(std::move(options)),
+        parser_(parser),
+        lines_(options_.fd, MaxLineBytes(parser.Context())) {}
 
   Next TryNext(Request* request, std::optional<LineError>* error) override;
   int Fd() const override { return options_.fd; }

@@ -66,7 +66,8 @@ void AppendFloat(double value, std::string* out) {
   out->append(digits, 0, whole).append(".").append(digits, whole);
 }
 
-void Append(const Json& value, std::string* out) {
+void Append(const Json& value, size_t most, std::string* out) {
+  if (out->size() > most) throw TextTooLong();
   const char* separator = "";
   switch (value.type()) {
     case Json::value_t::object:
@@ -75,7 +76,7 @@ void Append(const Json& value, std::string* out) {
         out->append(separator);
         AppendString(key, out);
         out->append(": ");
-        Append(member, out);
+        Append(member, most, out);
         separator = ", ";
       }
       out->push_back('}');
@@ -84,7 +85,7 @@ void Append(const Json& value, std::string* out) {
       out->push_back('[');
       for (const Json& element : value) {
         out->append(separator);
-        Append(element, out);
+        Append(element, most, out);
         separator = ", ";
       }
       out->push_back(']');
@@ -104,9 +105,9 @@ void Append(const Json& value, std::string* out) {
 
 }  // namespace
 
-std::string PythonJson(const Json& value) {
+std::string PythonJson(const Json& value, size_t most) {
   std::string out;
-  Append(value, &out);
+  Append(value, most, &out);
   return out;
 }
 

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "runtime/line_limits.h"
 #include "runtime/text_assembler.h"
 #include "runtime/text_hash.h"
 #include "runtime/tokenizer.h"
@@ -22,8 +23,16 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // Text is valid UTF-8 by now; should some of it not be, the record still is.
-std::string Line(const Json& record) {
-  return record.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+std::string Text(const Json& value) {
+  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+// An object's text without its closing brace: what follows is written behind it, since log
+// probabilities as values would take five times their text.
+std::string OpenText(const Json& object) {
+  std::string text = Text(object);
+  text.pop_back();
+  return text;
 }
 
 // The shortest decimal that reads back as the same float, instead of a double's 17 digits.
@@ -59,16 +68,18 @@ Json ChatToken(const Tokenizer& tokenizer, int32_t id, float logprob) {
           {"bytes", std::move(bytes)}};
 }
 
-Json ChatLogprobs(const Tokenizer& tokenizer, const Choice& choice) {
-  Json content = Json::array();
-  for (const TokenLogprob& token : choice.logprobs) {
+void AppendChatLogprobs(const Tokenizer& tokenizer, const Choice& choice, std::string* out) {
+  *out += "{\"content\":[";
+  for (size_t i = 0; i < choice.logprobs.size(); ++i) {
+    const LogprobList::Token token = choice.logprobs[i];
     Json entry = ChatToken(tokenizer, token.id, token.logprob);
     Json top = Json::array();
     for (const auto& [id, logprob] : token.top) top.push_back(ChatToken(tokenizer, id, logprob));
     entry["top_logprobs"] = std::move(top);
-    content.push_back(std::move(entry));
+    if (i > 0) *out += ',';
+    *out += Text(entry);
   }
-  return {{"content", std::move(content)}};
+  *out += "]}";
 }
 
 size_t CountCharacters(std::string_view utf8) {
@@ -77,32 +88,56 @@ size_t CountCharacters(std::string_view utf8) {
   return count;
 }
 
+// `"name":[...]` with a value for each token.
+template <typename Value>
+void AppendList(const char* name, const LogprobList& tokens, const Value& value, std::string* out) {
+  *out += fmt::format("\"{}\":[", name);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (i > 0) *out += ',';
+    *out += Text(value(tokens[i]));
+  }
+  *out += ']';
+}
+
 // text_offset: characters of the choice's text before the token; tokens cut off by a stop string
 // stand at its end.
-Json CompletionLogprobs(const Tokenizer& tokenizer, const Request& request, const Choice& choice,
-                        std::string_view text) {
-  Json tokens = Json::array(), logprobs = Json::array(), top = Json::array();
-  Json offsets = Json::array();
+void AppendCompletionLogprobs(const Tokenizer& tokenizer, const Request& request,
+                              const Choice& choice, std::string_view text, std::string* out) {
+  using Token = LogprobList::Token;
+  const LogprobList& tokens = choice.logprobs;
+  *out += '{';
+  AppendList(
+      "tokens", tokens, [&](const Token& t) { return Json(TokenText(tokenizer, t.id)); }, out);
+  *out += ',';
+  AppendList(
+      "token_logprobs", tokens, [](const Token& t) { return Number(t.logprob); }, out);
+  *out += ',';
+  if (request.top_logprobs > 0) {
+    const auto best_of = [&](const Token& t) {
+      Json best = Json::object();
+      for (const auto& [id, logprob] : t.top) best[TokenText(tokenizer, id)] = Number(logprob);
+      return best;
+    };
+    AppendList("top_logprobs", tokens, best_of, out);
+  } else {
+    *out += "\"top_logprobs\":null";
+  }
+  *out += ',';
   const size_t end = CountCharacters(text);
   std::string unfinished;
   size_t offset = 0;
-  for (const TokenLogprob& token : choice.logprobs) {
-    tokens.push_back(TokenText(tokenizer, token.id));
-    logprobs.push_back(Number(token.logprob));
-    offsets.push_back(std::min(offset, end));
-    Json best = Json::object();
-    for (const auto& [id, logprob] : token.top) best[TokenText(tokenizer, id)] = Number(logprob);
-    top.push_back(std::move(best));
-    if (tokenizer.IsSpecial(token.id)) continue;
-    std::string characters;
-    unfinished += tokenizer.Bytes(token.id);
-    unfinished.erase(0, AppendRepaired(unfinished, &characters));
-    offset += CountCharacters(characters);
-  }
-  return {{"tokens", std::move(tokens)},
-          {"token_logprobs", std::move(logprobs)},
-          {"top_logprobs", request.top_logprobs > 0 ? std::move(top) : Json(nullptr)},
-          {"text_offset", std::move(offsets)}};
+  const auto next_offset = [&](const Token& t) {
+    const size_t here = std::min(offset, end);
+    if (!tokenizer.IsSpecial(t.id)) {
+      std::string characters;
+      unfinished += tokenizer.Bytes(t.id);
+      unfinished.erase(0, AppendRepaired(unfinished, &characters));
+      offset += CountCharacters(characters);
+    }
+    return Json(here);
+  };
+  AppendList("text_offset", tokens, next_offset, out);
+  *out += '}';
 }
 
 Json FinishReason(const Choice& choice, bool calls) {
@@ -140,14 +175,13 @@ Json Message(const Request& request, const Choice& choice, const ChoiceText& tex
 }
 
 struct BuiltChoices {
-  Json choices = Json::array();
   Json causes = Json::array(), matched = Json::array(), warnings = Json::array();
   int64_t tokens = 0, reasoning_tokens = 0;
   int32_t calling = 0;
 };
 
 void AddChoice(const Request& request, const Choice& choice, const Tokenizer& tokenizer,
-               BuiltChoices* out) {
+               BuiltChoices* out, std::string* record) {
   const ChoiceText text = TextOf(request, choice, tokenizer);
   out->tokens += static_cast<int64_t>(choice.tokens.size());
   out->reasoning_tokens += text.reasoning_tokens;
@@ -176,12 +210,17 @@ void AddChoice(const Request& request, const Choice& choice, const Tokenizer& to
   if (text.ended_in_reasoning) {
     out->warnings.push_back(fmt::format("choice {}: ended inside its reasoning", choice.index));
   }
-  entry["logprobs"] = !request.logprobs ? Json(nullptr)
-                      : request.chat    ? ChatLogprobs(tokenizer, choice)
-                                     : CompletionLogprobs(tokenizer, request, choice, text.content);
-  entry["finish_reason"] = FinishReason(choice, calls);
-  if (entry["finish_reason"] == "tool_calls") ++out->calling;
-  out->choices.push_back(std::move(entry));
+  *record += OpenText(entry) + ",\"logprobs\":";
+  if (!request.logprobs) {
+    *record += "null";
+  } else if (request.chat) {
+    AppendChatLogprobs(tokenizer, choice, record);
+  } else {
+    AppendCompletionLogprobs(tokenizer, request, choice, text.content, record);
+  }
+  const Json reason = FinishReason(choice, calls);
+  if (reason == "tool_calls") ++out->calling;
+  *record += ",\"finish_reason\":" + Text(reason) + "}";
 }
 
 Json Figures(const Request& request, const LineFigures& figures, const RecordContext& context,
@@ -233,28 +272,37 @@ std::string BuildRecord(const Request& request, std::span<const Choice> choices,
                         const LineFigures& figures, const RecordContext& context,
                         RecordTotals* totals) {
   BuiltChoices built;
-  for (const Choice& choice : choices) AddChoice(request, choice, *context.tokenizer, &built);
-  if (totals != nullptr) *totals = {built.reasoning_tokens, built.calling};
+  for (const std::string& warning : request.warnings) built.warnings.push_back(warning);
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   const std::string id = HashHex({context.run_id, request.custom_id});
-  Json body = {{"id", (request.chat ? "chatcmpl-" : "cmpl-") + id},
-               {"object", request.chat ? "chat.completion" : "text_completion"},
-               {"created", context.created},
-               {"model", context.model},
-               {"choices", std::move(built.choices)},
-               {"usage",
-                {{"prompt_tokens", prompt},
-                 {"completion_tokens", built.tokens},
-                 {"total_tokens", prompt + built.tokens},
-                 {"reasoning_tokens", built.reasoning_tokens}}}};
-  return Line(
-      {{"id", "batch_req_" + id},
-       {"custom_id", request.custom_id},
-       {"line", request.line},
-       {"line_hash", HexOf(request.line_hash)},
-       {"response", {{"status_code", 200}, {"request_id", "req_" + id}, {"body", std::move(body)}}},
-       {"error", nullptr},
-       {"x_colibri", Figures(request, figures, context, &built)}});
+  std::string record;
+  // Growing would hold the log probabilities twice.
+  uint64_t logprobs = 0;
+  for (const Choice& choice : choices) logprobs += choice.logprobs.Entries();
+  if (logprobs > 0) record.reserve((size_t{64} << 10) + logprobs * kLogprobTextBytes);
+  record += OpenText({{"id", "batch_req_" + id},
+                      {"custom_id", request.custom_id},
+                      {"line", request.line},
+                      {"line_hash", HexOf(request.line_hash)}});
+  record += ",\"response\":" + OpenText({{"status_code", 200}, {"request_id", "req_" + id}});
+  record +=
+      ",\"body\":" + OpenText({{"id", (request.chat ? "chatcmpl-" : "cmpl-") + id},
+                               {"object", request.chat ? "chat.completion" : "text_completion"},
+                               {"created", context.created},
+                               {"model", context.model}});
+  record += ",\"choices\":[";
+  for (size_t i = 0; i < choices.size(); ++i) {
+    if (i > 0) record += ',';
+    AddChoice(request, choices[i], *context.tokenizer, &built, &record);
+  }
+  if (totals != nullptr) *totals = {built.reasoning_tokens, built.calling};
+  record += "],\"usage\":" + Text({{"prompt_tokens", prompt},
+                                   {"completion_tokens", built.tokens},
+                                   {"total_tokens", prompt + built.tokens},
+                                   {"reasoning_tokens", built.reasoning_tokens}});
+  record +=
+      "}},\"error\":null,\"x_colibri\":" + Text(Figures(request, figures, context, &built)) + "}\n";
+  return record;
 }
 
 std::string BuildErrorRecord(uint64_t line, const std::string& custom_id, const LineError& error,
@@ -269,14 +317,16 @@ std::string BuildErrorRecord(uint64_t line, const std::string& custom_id, const 
                        {"type", error.status >= 500 ? "server_error" : "invalid_request_error"},
                        {"param", param},
                        {"code", error.code}}}};
-  return Line(
-      {{"id", "batch_req_" + id},
-       {"custom_id", custom_id.empty() ? Json(nullptr) : Json(custom_id)},
-       {"line", line},
-       {"line_hash", HexOf(line_hash)},
-       {"response", {{"status_code", error.status}, {"request_id", "req_" + id}, {"body", body}}},
-       {"error", {{"code", error.code}, {"message", error.message}}},
-       {"x_colibri", {{"simd", context.simd_target}, {"engine", context.engine_version}}}});
+  return Text(
+             {{"id", "batch_req_" + id},
+              {"custom_id", custom_id.empty() ? Json(nullptr) : Json(custom_id)},
+              {"line", line},
+              {"line_hash", HexOf(line_hash)},
+              {"response",
+               {{"status_code", error.status}, {"request_id", "req_" + id}, {"body", body}}},
+              {"error", {{"code", error.code}, {"message", error.message}}},
+              {"x_colibri", {{"simd", context.simd_target}, {"engine", context.engine_version}}}}) +
+         "\n";
 }
 
 std::string LineBytes(const std::string& record) {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -12,8 +11,10 @@
 #include "io/error.h"
 #include "runtime/chat_messages.h"
 #include "runtime/chat_template.h"
+#include "runtime/field_values.h"
 #include "runtime/json_text.h"
 #include "runtime/line_id.h"
+#include "runtime/line_limits.h"
 #include "runtime/text_hash.h"
 #include "runtime/tokenizer.h"
 #include "runtime/tool_calls.h"
@@ -28,81 +29,8 @@ constexpr std::string_view kChatUrl = "/v1/chat/completions";
 constexpr std::string_view kCompletionUrl = "/v1/completions";
 constexpr std::string_view kPrefix = "[gMASK]<sop>";
 
-// At most this much of a value is repeated in a message.
-std::string Show(const Json& value) {
-  if (IsBigInteger(value)) return BigIntegerDigits(value).substr(0, 40);
-  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
-  return text;
-}
-
 const char* TypeName(const Json& value) {
   return IsBigInteger(value) ? "number" : value.type_name();
-}
-
-[[noreturn]] void BadValue(const std::string& field, const Json& value, std::string_view wanted) {
-  throw LineRefusal("unsupported_value", field,
-                    fmt::format("{}: {} is given, {}", field, Show(value), wanted));
-}
-
-bool BoolField(const std::string& field, const Json& value) {
-  if (!value.is_boolean()) BadValue(field, value, "true or false is expected");
-  return value.get<bool>();
-}
-
-int64_t IntField(const std::string& field, const Json& value, int64_t low, int64_t high) {
-  const auto wanted = [&] {
-    return fmt::format("an integer from {} to {} is expected", low, high);
-  };
-  if (!value.is_number_integer()) BadValue(field, value, wanted());
-  if (value.is_number_unsigned() &&
-      value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    BadValue(field, value, wanted());
-  }
-  const int64_t number = value.get<int64_t>();
-  if (number < low || number > high) BadValue(field, value, wanted());
-  return number;
-}
-
-float FloatField(const std::string& field, const Json& value, double low, double high,
-                 bool low_open) {
-  const double number = value.is_number() ? value.get<double>() : std::nan("");
-  if (!(low_open ? number > low : number >= low) || !(number <= high)) {
-    BadValue(field, value,
-             fmt::format("a number {} {} and at most {} is expected",
-                         low_open ? "above" : "of at least", low, high));
-  }
-  // A positive top_p below the smallest float must not become 0.
-  const float narrow = static_cast<float>(number);
-  return low_open && narrow <= 0 ? std::numeric_limits<float>::min() : narrow;
-}
-
-std::string StringField(const std::string& field, const Json& value) {
-  if (!value.is_string()) BadValue(field, value, "a string is expected");
-  return value.get<std::string>();
-}
-
-std::vector<std::string> StopField(const Json& value) {
-  std::vector<std::string> stop;
-  if (value.is_string()) {
-    stop.push_back(value.get<std::string>());
-  } else if (value.is_array() && value.size() <= 4) {
-    for (const Json& entry : value) stop.push_back(StringField("stop", entry));
-  } else {
-    BadValue("stop", value, "a string or an array of at most 4 strings is expected");
-  }
-  for (const std::string& text : stop) {
-    if (text.empty()) BadValue("stop", value, "an empty stop string would end every line at once");
-  }
-  return stop;
-}
-
-std::string EffortField(const std::string& field, const Json& value) {
-  const std::string effort = StringField(field, value);
-  if (effort != "high" && effort != "max" && effort != "none") {
-    BadValue(field, value, "the model knows the efforts high, max and none");
-  }
-  return effort;
 }
 
 enum class Where : uint8_t { kBoth, kChat, kText };
@@ -151,8 +79,9 @@ bool IsNeutral(const std::string& field, const Json& value, bool chat, bool has_
 // Reads one body into one Request.
 class BodyReader {
  public:
-  BodyReader(const Tokenizer& tokenizer, int32_t vocab, const RequestDefaults& defaults)
-      : tokenizer_(tokenizer), vocab_(vocab), defaults_(defaults) {
+  BodyReader(const Tokenizer& tokenizer, int32_t vocab, int32_t context,
+             const RequestDefaults& defaults)
+      : tokenizer_(tokenizer), vocab_(vocab), context_(context), defaults_(defaults) {
     arguments_.enable_thinking = defaults.thinking;
     arguments_.reasoning_effort = defaults.effort;
     request_.sampling = defaults.sampling;
@@ -161,7 +90,8 @@ class BodyReader {
     request_.loop_stop = defaults.loop_stop;
   }
 
-  Request Read(const Json& body, bool chat) {
+  // Takes the messages out of `body`.
+  Request Read(Json& body, bool chat) {
     request_.chat = chat;
     const auto tools = body.find("tools");
     request_.has_tools = chat && tools != body.end() && tools->is_array() && !tools->empty();
@@ -188,7 +118,10 @@ class BodyReader {
       request_.chat = false;
       CompletionText(prompt);
     } else {
-      const Json messages = Json::array({{{"role", "user"}, {"content", std::string(prompt)}}});
+      Json message = {{"role", "user"}};
+      message["content"] = std::string(prompt);
+      Json messages = Json::array();
+      messages.push_back(std::move(message));
       Render(messages, Json());
     }
     if (defaults_.keep_prompt_text) request_.prompt_text = std::string(prompt);
@@ -291,7 +224,7 @@ class BodyReader {
     }
   }
 
-  void FinishChat(const Json& body) {
+  void FinishChat(Json& body) {
     if (request_.top_logprobs > 0 && !request_.logprobs) {
       throw LineRefusal("unsupported_value", "top_logprobs", "top_logprobs needs logprobs: true");
     }
@@ -306,7 +239,10 @@ class BodyReader {
       if (thinks) arguments_.reasoning_effort = effort_;
     }
     const auto found = body.find("messages");
-    const Json messages = CheckedMessages(found == body.end() ? Json() : *found);
+    const Json none;
+    // Moved, as they may be nearly all of a line.
+    const Json messages = CheckedMessages(found == body.end() ? Json() : std::move(*found));
+    request_.warnings = MediaWarnings(messages);
     if (continue_) {
       if (generation_prompt_.value_or(false)) {
         throw LineRefusal("unsupported_value", "continue_final_message",
@@ -318,16 +254,26 @@ class BodyReader {
     const auto tools = body.find("tools");
     if (tools != body.end() && !tools->is_null()) {
       CheckTools(*tools);
-      request_.string_arguments = StringArguments(*tools);
     }
-    Render(messages, request_.has_tools ? *tools : Json());
+    Render(messages, request_.has_tools ? *tools : none);
+    // After it: the tools are now known to be no longer than a prompt.
+    if (request_.has_tools) request_.string_arguments = StringArguments(*tools);
     if (defaults_.keep_prompt_text) request_.prompt_text = LastUserText(messages);
   }
 
   void Render(const Json& messages, const Json& tools) {
+    const auto most = static_cast<size_t>(context_);
     try {
-      request_.prompt = EncodePieces(tokenizer_, RenderChat(messages, tools, arguments_),
-                                     defaults_.parse_special);
+      auto ids =
+          EncodePieces(tokenizer_,
+                       RenderChat(messages, tools, arguments_,
+                                  {std::min(tokenizer_.MostBytes(most), MaxLineBytes(context_)),
+                                   MaxLineValues(context_)}),
+                       defaults_.parse_special, most);
+      if (!ids) PromptTooLong();
+      request_.prompt = std::move(*ids);
+    } catch (const TextTooLong&) {
+      PromptTooLong();
     } catch (const TemplateError& error) {
       throw LineRefusal("invalid_request", "messages", error.what());
     }
@@ -343,7 +289,7 @@ class BodyReader {
   void FinishCompletion(const Json& body) {
     const auto found = body.find("prompt");
     if (found == body.end() || found->is_null()) {
-      throw LineRefusal("invalid_request", "prompt", "the body has no prompt");
+      BadNeed("prompt", body, "a string or an array of ids");
     }
     const Json* prompt = &*found;
     // A list of prompts that holds one is that one.
@@ -373,19 +319,27 @@ class BodyReader {
     }
   }
 
+  [[noreturn]] void PromptTooLong() const {
+    LineError error =
+        ContextError(fmt::format("more than {}", context_), request_.max_tokens, context_);
+    throw LineRefusal(std::move(error.code), "", std::move(error.message));
+  }
+
   // The model's prefix once, also when the text spells it itself.
   void CompletionText(std::string_view text) {
     if (text.starts_with(kPrefix)) text.remove_prefix(kPrefix.size());
     if (text.empty()) throw LineRefusal("invalid_request", "prompt", "the prompt is empty");
     request_.prompt = {tokenizer_.Find("[gMASK]"), tokenizer_.Find("<sop>")};
-    const std::vector<int32_t> ids = tokenizer_.Encode(
-        text, defaults_.parse_special ? AddedTokens::kRecognise : AddedTokens::kPlain);
-    request_.prompt.insert(request_.prompt.end(), ids.begin(), ids.end());
+    const auto ids = tokenizer_.EncodeUpTo(
+        text, defaults_.parse_special ? AddedTokens::kRecognise : AddedTokens::kPlain,
+        static_cast<size_t>(std::max(context_ - 2, 0)));
+    if (!ids) PromptTooLong();
+    request_.prompt.insert(request_.prompt.end(), ids->begin(), ids->end());
     request_.effort = "none";
   }
 
   const Tokenizer& tokenizer_;
-  int32_t vocab_;
+  int32_t vocab_, context_;
   const RequestDefaults& defaults_;
   Request request_;
   TemplateArguments arguments_;
@@ -419,8 +373,9 @@ void CheckEnvelope(const Json& root) {
 
 }  // namespace
 
-RequestParser::RequestParser(const Tokenizer& tokenizer, int32_t vocab, RequestDefaults defaults)
-    : tokenizer_(&tokenizer), vocab_(vocab), defaults_(std::move(defaults)) {
+RequestParser::RequestParser(const Tokenizer& tokenizer, int32_t vocab, int32_t context,
+                             RequestDefaults defaults)
+    : tokenizer_(&tokenizer), vocab_(vocab), context_(context), defaults_(std::move(defaults)) {
   for (const char* token : {"[gMASK]", "<sop>"}) {
     if (tokenizer.Find(token) < 0) {
       throw ModelError(
@@ -435,33 +390,42 @@ ParsedLine RequestParser::Parse(std::string_view line, uint64_t number) {
   out.line_hash = HashText(line);
   try {
     Json root;
+    bool left_out = false;
     try {
-      root = ParseJson(line);
+      root = ParseJsonUpTo(line, MaxLineValues(context_), &left_out);
     } catch (const std::invalid_argument& error) {
       throw LineRefusal("invalid_json", "",
-                        fmt::format("the line is no valid JSON: {}", error.what()));
+                        fmt::format("the line is no valid JSON object: {}", error.what()));
     }
     if (!root.is_object()) {
-      throw LineRefusal("invalid_request", "",
-                        fmt::format("the line is a JSON {}, not an object", TypeName(root)));
+      throw LineRefusal(
+          "invalid_request", "",
+          fmt::format("the line is a JSON {}, an object is expected", TypeName(root)));
     }
     out.custom_id = CustomIdOf(root);
     if (out.custom_id.empty()) {
-      throw LineRefusal("invalid_request", "custom_id",
-                        "the line needs a custom_id that is a string and not empty");
+      BadNeed("custom_id", root,
+              fmt::format("a string that is not empty and has at most {} bytes", kMaxIdBytes));
     }
     if (!ids_.Insert(out.custom_id)) {
       throw LineRefusal("duplicate_custom_id", "custom_id",
-                        "an earlier line has the same custom_id");
+                        "an earlier line has the same custom_id, " + ShownJson(out.custom_id));
+    }
+    if (left_out) {
+      throw LineRefusal("context_length_exceeded", "",
+                        fmt::format("the line has more than {} JSON values, the most for a context "
+                                    "of {} tokens: --ctx-size raises it",
+                                    MaxLineValues(context_), context_));
     }
     CheckEnvelope(root);
     const auto body = root.find("body");
     if (body == root.end() || !body->is_object()) {
-      throw LineRefusal("invalid_request", "body", "the line needs a body that is an object");
+      BadNeed("body", root, "an object");
     }
     const auto model = body->find("model");
     if (model != body->end() && !model->is_null()) out.model = StringField("model", *model);
-    out.request = BodyReader(*tokenizer_, vocab_, defaults_).Read(*body, IsChat(root, *body));
+    out.request =
+        BodyReader(*tokenizer_, vocab_, context_, defaults_).Read(*body, IsChat(root, *body));
     out.request->line = number;
     out.request->line_hash = out.line_hash;
     out.request->custom_id = out.custom_id;
@@ -486,7 +450,7 @@ ParsedLine RequestParser::ParseText(std::string_view prompt, uint64_t number) {
                         fmt::format("broken UTF-8 at byte {} (0x{:02x})", broken + 1,
                                     static_cast<unsigned char>(prompt[broken])));
     }
-    out.request = BodyReader(*tokenizer_, vocab_, defaults_).ReadText(prompt);
+    out.request = BodyReader(*tokenizer_, vocab_, context_, defaults_).ReadText(prompt);
     out.request->line = number;
     out.request->line_hash = out.line_hash;
     out.request->custom_id = out.custom_id;

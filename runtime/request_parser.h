@@ -42,8 +42,11 @@ struct ParsedLine {
 class RequestParser {
  public:
   // The tokenizer outlives the parser. Ids of token-id prompts must be below `vocab` and known to
-  // the tokenizer. Throws ModelError if the tokenizer lacks [gMASK] or <sop>.
-  RequestParser(const Tokenizer& tokenizer, int32_t vocab, RequestDefaults defaults);
+  // the tokenizer. Prompts of more than `context` tokens are refused without being tokenised to
+  // their end. Throws ModelError if the tokenizer lacks [gMASK] or <sop>.
+  RequestParser(const Tokenizer& tokenizer, int32_t vocab, int32_t context,
+                RequestDefaults defaults);
+  int32_t Context() const { return context_; }
 
   // A line of an OpenAI batch file: custom_id, method (POST), url (/v1/chat/completions or
   // /v1/completions; without it the body's messages or prompt decide) and body.
@@ -56,7 +59,8 @@ class RequestParser {
   // that says otherwise in the same line is an error. Without effect, and accepted: null, model,
   // user, metadata, store, service_tier, parallel_tool_calls, and the neutral values of stream,
   // penalties, logit_bias, response_format, tool_choice, echo and best_of.
-  // The length of the prompt is not checked here. Throws nothing but bad_alloc.
+  // The room for max_tokens is not checked here (AdmissionError of runtime/scheduler.h). Lines are
+  // limited as runtime/line_limits.h says. Throws nothing but bad_alloc.
   ParsedLine Parse(std::string_view line, uint64_t number);
 
   // A plain line or -p: one user turn through the chat template, or with `raw` a completion.
@@ -71,7 +75,7 @@ class RequestParser {
 
  private:
   const Tokenizer* tokenizer_;
-  int32_t vocab_;
+  int32_t vocab_, context_;
   RequestDefaults defaults_;
   IdSet ids_;
 };

@@ -8,6 +8,7 @@
 
 #include "io/error.h"
 #include "runtime/line_id.h"
+#include "runtime/line_limits.h"
 #include "runtime/text_hash.h"
 
 namespace colibri {
@@ -37,11 +38,17 @@ bool MayAskForSeveral(std::string_view line) {
   return false;
 }
 
+// Sees it in a prompt's text too. A key may spell its letters as \u006c.
+bool MayAskForLogprobs(std::string_view line) {
+  return line.find("logprobs") != std::string_view::npos ||
+         line.find("\\u00") != std::string_view::npos;
+}
+
 // Lines in ascending order against the records.
 class Surveyor {
  public:
-  Surveyor(const LineShard& shard, const FinishedLines& finished)
-      : shard_(shard), finished_(finished) {}
+  Surveyor(const LineShard& shard, const FinishedLines& finished, int32_t context)
+      : shard_(shard), finished_(finished), context_(context) {}
 
   // `text`: nullptr for a line too long to be read.
   void Take(uint64_t number, const std::string* text, InputFormat format) {
@@ -51,14 +58,15 @@ class Surveyor {
         survey.changed = DescribeChange(entry.line, kGone);
         return;
       }
-      const std::string id = text == nullptr ? "" : LineCustomId(*text, number, format);
+      const std::string id = text == nullptr ? "" : LineCustomId(*text, number, format, context_);
       if (!Matches(entry, {number, text == nullptr ? 0 : HashText(*text), id})) {
         survey.changed = DescribeChange(number, kBytes);
       }
     } else if (shard_.Has(number)) {
       ++survey.lines;
-      survey.several = survey.several || (text != nullptr && format == InputFormat::kJsonl &&
-                                          MayAskForSeveral(*text));
+      if (text == nullptr || format != InputFormat::kJsonl) return;
+      survey.several = survey.several || MayAskForSeveral(*text);
+      survey.logprobs = survey.logprobs || MayAskForLogprobs(*text);
     }
   }
   void End() {
@@ -72,6 +80,7 @@ class Surveyor {
  private:
   const LineShard shard_;
   const FinishedLines& finished_;
+  const int32_t context_;
   size_t next_ = 0;
 };
 
@@ -83,13 +92,13 @@ bool Matches(const FinishedLines::Entry& entry, const SeenLine& line) {
 }
 
 PromptSurvey SurveyLines(int fd, std::optional<InputFormat> format, const LineShard& shard,
-                         const FinishedLines& finished) {
+                         const FinishedLines& finished, int32_t context) {
   const off_t start = lseek(fd, 0, SEEK_CUR);
   if (start < 0) {
     throw IoError(fmt::format("the input cannot be read twice: {}", std::strerror(errno)));
   }
-  LineSource source(fd);
-  Surveyor surveyor(shard, finished);
+  LineSource source(fd, MaxLineBytes(context));
+  Surveyor surveyor(shard, finished, context);
   std::string text;
   uint64_t number = 0;
   PromptSurvey& survey = surveyor.survey;
@@ -104,7 +113,7 @@ PromptSurvey SurveyLines(int fd, std::optional<InputFormat> format, const LineSh
     }
     const bool whole = next == LineSource::Next::kLine;
     if (whole && !format) format = FormatFromLine(text);
-    if (surveyor.BeyondRecords()) beyond += whole ? text.size() + 1 : LineSource::kMaxLine;
+    if (surveyor.BeyondRecords()) beyond += whole ? text.size() + 1 : MaxLineBytes(context);
     surveyor.Take(number, whole ? &text : nullptr, format.value_or(InputFormat::kLines));
   }
   lseek(fd, start, SEEK_SET);
@@ -113,7 +122,7 @@ PromptSurvey SurveyLines(int fd, std::optional<InputFormat> format, const LineSh
 
 PromptSurvey SurveyPrompts(std::span<const std::string> prompts, const LineShard& shard,
                            const FinishedLines& finished) {
-  Surveyor surveyor(shard, finished);
+  Surveyor surveyor(shard, finished, 0);  // plain lines' ids do not depend on it
   for (size_t i = 0; i < prompts.size() && !surveyor.survey.changed; ++i) {
     surveyor.Take(i + 1, &prompts[i], InputFormat::kLines);
   }

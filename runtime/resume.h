@@ -35,9 +35,10 @@ struct PromptSurvey {
   // The first line whose record is of another one; nothing else counts then. Lines added at the end
   // are no change.
   std::optional<ChangedLine> changed;
-  uint64_t lines = 0;    // of the shard, without a record: those to be run
-  bool several = false;  // one of them may ask for several answers
-  bool whole = false;    // false: there may be more lines
+  uint64_t lines = 0;     // of the shard, without a record: those to be run
+  bool several = false;   // one of them may ask for several answers
+  bool logprobs = false;  // one of them may ask for log probabilities
+  bool whole = false;     // false: there may be more lines
 
   // nullopt: it cannot be told.
   std::optional<uint64_t> Answers() const {
@@ -45,9 +46,10 @@ struct PromptSurvey {
   }
 };
 // Reads an input file from the position of `fd`, which stays, to the last line that has a record
-// and 16 MiB further. `format`: nullopt as in PromptSource. Regular files only. Throws IoError.
+// and 16 MiB further. `format`: nullopt as in PromptSource. `context`: of the run, for its limits
+// of lines. Regular files only. Throws IoError.
 PromptSurvey SurveyLines(int fd, std::optional<InputFormat> format, const LineShard& shard,
-                         const FinishedLines& finished);
+                         const FinishedLines& finished, int32_t context);
 PromptSurvey SurveyPrompts(std::span<const std::string> prompts, const LineShard& shard,
                            const FinishedLines& finished);
 

@@ -1,12 +1,11 @@
 #include "runtime/scheduler.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <limits>
 #include <thread>
 
 #include "io/check.h"
+#include "runtime/line_limits.h"
 
 namespace colibri {
 namespace {
@@ -33,20 +32,6 @@ Scheduler::Scheduler(const SchedulerOptions& options, const Tokenizer& tokenizer
   }
 }
 
-std::optional<LineError> LengthError(const Request& request, int32_t context) {
-  const size_t prompt = request.prompt.size();
-  const int64_t room = int64_t{context} - static_cast<int64_t>(prompt);
-  const int64_t limit = request.max_tokens > 0 ? request.max_tokens : room;
-  if (limit >= 1 && limit <= room) return {};
-  return LineError{
-      400, "context_length_exceeded",
-      fmt::format(
-          "the prompt has {} tokens and max_tokens is {}: together more than the context of {}",
-          prompt, request.max_tokens > 0 ? std::to_string(request.max_tokens) : "at least 1",
-          context),
-      ""};
-}
-
 // kRequest: there is a pending line.
 RequestSource::Next Scheduler::TakeLine() {
   using Next = RequestSource::Next;
@@ -65,6 +50,20 @@ RequestSource::Next Scheduler::TakeLine() {
   return next;
 }
 
+// False: the line at hand waits for those under way to end. Without a line under way the pool is
+// whole, so that this comes to an end.
+bool Scheduler::TakePool() {
+  if (next_choice_ > 0 || pending_->error) return true;
+  const Request& request = pending_->request;
+  if (AdmissionError(request, options_.context)) return true;  // refused at once
+  const uint64_t charge = LineCharge(request, options_.context);
+  const uint64_t left = options_.line_pool - std::min(pool_taken_, options_.line_pool);
+  if (pool_taken_ > 0 && charge > left) return false;
+  pending_->charge = charge;
+  pool_taken_ += charge;
+  return true;
+}
+
 // Others may come in between where lines are skipped: nothing is kept across it.
 void Scheduler::Pull(std::unique_lock<std::mutex>& lock) {
   while (!free_.empty() && !stopped_) {
@@ -75,7 +74,7 @@ void Scheduler::Pull(std::unique_lock<std::mutex>& lock) {
       lock.lock();
       continue;
     }
-    if (next != RequestSource::Next::kRequest) return;
+    if (next != RequestSource::Next::kRequest || !TakePool()) return;
     Sequence& s = table_[free_.back()];
     free_.pop_back();
     s.line = pending_;
@@ -98,21 +97,20 @@ void Scheduler::Admit(Sequence& s) {
   s.admitted = Clock::now();
   s.prompt = static_cast<int32_t>(request.prompt.size());
   s.tokens.clear();
-  s.logprobs.clear();
+  s.logprobs = {};
   // A later choice's line may have got its error from the deliverer, who tells it once, at the end.
   if (s.choice == 0 && s.line->error) return Refuse(s, *s.line->error);
-  if (auto error = LengthError(request, options_.context)) {
+  if (auto error = AdmissionError(request, options_.context)) {
     // All choices of a line fail as one: the ones not yet given a sequence are not tried.
     s.line->open_choices = 1;
     pending_.reset();
     return Refuse(s, std::move(*error));
   }
-  const int64_t limit =
-      request.max_tokens > 0 ? request.max_tokens : int64_t{options_.context} - s.prompt;
+  const int32_t limit = TokenLimit(request, options_.context);
   s.tokens.reserve(request.prompt.size() + static_cast<size_t>(limit));
   s.tokens = request.prompt;
-  if (request.logprobs) s.logprobs.reserve(static_cast<size_t>(limit));
-  s.stop.emplace(tokenizer_, stop_ids_, request, static_cast<int32_t>(limit));
+  if (request.logprobs) s.logprobs.Reserve(limit, request.top_logprobs);
+  s.stop.emplace(tokenizer_, stop_ids_, request, limit);
   stats_.prompt_tokens += static_cast<uint64_t>(s.prompt);
   ++stats_.started;
   stats_.limits += static_cast<uint64_t>(limit);
@@ -306,6 +304,8 @@ void Scheduler::Close(uint32_t sequence) {
   COLIBRI_CHECK(s.done && s.owner.exchange(Sequence::kNobody) == Sequence::kDeliver);
   stats_.generated_tokens += static_cast<uint64_t>(std::max(0, s.Generated()));
   kv_.Release(&s.pages);
+  // Only this table and pending_ hold lines, all under the lock.
+  if (s.line.use_count() == 1) pool_taken_ -= s.line->charge;
   stats_.ended += left_[sequence].limit > 0 ? 1 : 0;
   left_[sequence] = {};
   s.line.reset();
@@ -324,14 +324,14 @@ Scheduler::After Scheduler::Drained(int32_t* wake, bool* poll_input) {
     COLIBRI_DCHECK(kv_.FreePages() == kv_.Pages());
     if (!open_) return After::kFinished;
   }
-  *poll_input = open_ && !free_.empty();
+  *poll_input = open_ && !free_.empty() && pending_ == nullptr;
   return After::kBlock;
 }
 
 bool Scheduler::Gather() {
   std::unique_lock lock(mutex_);
   if (!stopped_) Pull(lock);
-  return stopped_ || !open_ || free_.empty() ||
+  return stopped_ || !open_ || free_.empty() || pending_ != nullptr ||
          static_cast<int32_t>(runnable_.size()) >= options_.rows;
 }
 

@@ -40,9 +40,6 @@ class RequestSource {
   virtual bool Buffered() const = 0;  // a line is there without polling
 };
 
-// The error of a line whose prompt and max_tokens exceed `context`; nullopt: it fits.
-std::optional<LineError> LengthError(const Request& request, int32_t context);
-
 struct SchedulerOptions {
   int32_t sequences = 1;
   int32_t rows = 1;                // of a frame
@@ -50,6 +47,9 @@ struct SchedulerOptions {
   int64_t prefill_work = 1 << 24;  // and at most so many rows x context
   int32_t frames = 1;
   int32_t context = 4096;  // prompt + max_tokens
+  // What the lines under way may hold together (LineCharge of runtime/line_limits.h): a line that
+  // does not fit yet waits, and those after it; one alone always runs.
+  uint64_t line_pool = UINT64_MAX;
 };
 
 // Totals, for progress and the summary.
@@ -113,6 +113,7 @@ class Scheduler {
  private:
   void Pull(std::unique_lock<std::mutex>& lock);
   RequestSource::Next TakeLine();
+  bool TakePool();
   void Admit(Sequence& s);
   void Refuse(Sequence& s, LineError error);
   void PlaceRows(Frame& frame);
@@ -143,6 +144,7 @@ class Scheduler {
   std::shared_ptr<LineState> pending_;  // a line whose choices have not all been given a sequence
   int32_t next_choice_ = 0;
   int32_t pending_choices_ = 0;  // of pending_
+  uint64_t pool_taken_ = 0;      // charges of the lines under way
   uint64_t next_age_ = 0;
   // While a frame is filled.
   int32_t prefill_left_ = 0;

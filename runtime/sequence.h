@@ -26,6 +26,7 @@ struct LineState {
   std::vector<Choice> finished;
   std::optional<LineError> error;  // of the first choice that failed
   int32_t open_choices = 0;
+  uint64_t charge = 0;  // taken from the scheduler's pool until the last sequence is closed
   Clock::time_point admitted = Clock::time_point::max();  // of the finished choices, the earliest
 };
 
@@ -38,9 +39,9 @@ struct Sequence {
   // Prompt, then accepted tokens; reserved to its longest at admission and never reallocated, so
   // that the deliverer may read the tokens it was told of while new ones are appended.
   std::vector<int32_t> tokens;
-  std::vector<TokenLogprob> logprobs;  // of accepted tokens, reserved likewise
-  int32_t prompt = 0;                  // of tokens, those of the prompt
-  int32_t stored = 0;                  // positions whose latents are stored
+  LogprobList logprobs;  // of accepted tokens, reserved likewise
+  int32_t prompt = 0;    // of tokens, those of the prompt
+  int32_t stored = 0;    // positions whose latents are stored
   KvPages pages;
   std::optional<StopMatcher> stop;
   uint64_t age = 0;  // order of admission

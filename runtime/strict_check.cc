@@ -8,8 +8,8 @@
 #include <cstring>
 
 #include "io/error.h"
+#include "runtime/line_limits.h"
 #include "runtime/prompt_source.h"
-#include "runtime/scheduler.h"
 
 namespace colibri {
 
@@ -20,8 +20,7 @@ std::string StrictReport::Text() const {
   return text;
 }
 
-StrictReport CheckAllLines(int fd, std::optional<InputFormat> format, RequestParser& parser,
-                           int32_t context) {
+StrictReport CheckAllLines(int fd, std::optional<InputFormat> format, RequestParser& parser) {
   struct stat info {};
   if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
     throw UsageError("--strict reads the prompts twice: it needs a file, not a pipe");
@@ -44,7 +43,7 @@ StrictReport CheckAllLines(int fd, std::optional<InputFormat> format, RequestPar
     if (next == RequestSource::Next::kEnd) break;
     if (next == RequestSource::Next::kAgain) continue;  // a regular file is always ready
     ++report.lines;
-    if (!error) error = LengthError(request, context);
+    if (!error) error = AdmissionError(request, parser.Context());
     if (!error) continue;
     ++report.bad;
     if (report.problems.size() < kMaxProblems) {

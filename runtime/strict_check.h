@@ -22,10 +22,8 @@ struct StrictReport {
 inline constexpr size_t kMaxProblems = 20;
 
 // Reads the file behind `fd` from beginning to end and sets the offset back. `parser` remembers the
-// ids: the run itself needs another one. `format`: nullopt as in PromptSource. `context`: what
-// prompt and max_tokens may have together. Throws UsageError for what cannot be read twice (a
-// pipe), IoError.
-StrictReport CheckAllLines(int fd, std::optional<InputFormat> format, RequestParser& parser,
-                           int32_t context);
+// ids: the run itself needs another one. `format`: nullopt as in PromptSource. Throws UsageError
+// for what cannot be read twice (a pipe), IoError.
+StrictReport CheckAllLines(int fd, std::optional<InputFormat> format, RequestParser& parser);
 
 }  // namespace colibri

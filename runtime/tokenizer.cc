@@ -110,6 +110,11 @@ struct Tokenizer::Impl {
     for (size_t byte = 0; byte < 256; ++byte) {
       const char c = static_cast<char>(byte);
       byte_ids[byte] = file.vocabulary.Find(std::string_view(&c, 1));
+      // A byte without an id is left out of what a text becomes.
+      every_byte = every_byte && byte_ids[byte] >= 0;
+    }
+    for (int32_t id = 0; id < file.vocabulary.Size(); ++id) {
+      longest = std::max(longest, file.vocabulary.Bytes(id).size());
     }
   }
 
@@ -130,6 +135,8 @@ struct Tokenizer::Impl {
   AddedMatcher all;
   std::vector<uint8_t> kinds;  // by id
   std::array<int32_t, 256> byte_ids{};
+  bool every_byte = true;
+  size_t longest = 1;  // bytes of a token
 };
 
 namespace {
@@ -138,16 +145,23 @@ namespace {
 class TextEncoder {
  public:
   TextEncoder(const TokenizerFile& file, const Pretokenizer& pretokenizer,
-              const std::array<int32_t, 256>& byte_ids, std::vector<int32_t>* ids)
-      : file_(file), splitter_(pretokenizer), merger_(file.merges, byte_ids), ids_(ids) {}
+              const std::array<int32_t, 256>& byte_ids, size_t most, std::vector<int32_t>* ids)
+      : file_(file),
+        splitter_(pretokenizer),
+        merger_(file.merges, byte_ids),
+        most_(most),
+        ids_(ids) {}
 
   // The reference knows valid text only. Here a run of broken bytes is one piece, and what stands
-  // before and after it is cut as if it were alone.
+  // before and after it is cut as if it were alone. Stops once there are more than `most` ids.
   void Append(std::string_view text) {
-    while (!text.empty()) {
+    while (!text.empty() && ids_->size() <= most_) {
       const size_t valid = ValidPrefix(text);
       splitter_.Start(text.substr(0, valid));
-      for (std::string_view piece; splitter_.Next(&piece);) AppendPiece(piece);
+      for (std::string_view piece; splitter_.Next(&piece);) {
+        AppendPiece(piece);
+        if (ids_->size() > most_) return;
+      }
       size_t end = valid;
       while (end < text.size()) {
         const Utf8Sequence sequence = FirstSequence(text.substr(end));
@@ -173,6 +187,7 @@ class TextEncoder {
   const TokenizerFile& file_;
   PieceSplitter splitter_;
   Merger merger_;
+  const size_t most_;
   std::vector<int32_t>* ids_;
 };
 
@@ -211,18 +226,32 @@ Tokenizer Tokenizer::Parse(std::string_view json, const std::string& path) {
   }
 }
 
+size_t Tokenizer::MostBytes(size_t tokens) const {
+  const bool known = impl_->every_byte && tokens < SIZE_MAX / impl_->longest;
+  return known ? tokens * impl_->longest : SIZE_MAX;
+}
+
 std::vector<int32_t> Tokenizer::Encode(std::string_view text, AddedTokens added) const {
+  return *EncodeUpTo(text, added, SIZE_MAX);
+}
+
+std::optional<std::vector<int32_t>> Tokenizer::EncodeUpTo(std::string_view text, AddedTokens added,
+                                                          size_t most) const {
+  if (text.size() > MostBytes(most)) return {};
   // Positions inside a piece have 32 bits; the longest context takes a thousandth of that.
   if (text.size() >= UINT32_MAX) throw std::length_error("a text of 4 GiB or more");
   std::vector<int32_t> ids;
-  TextEncoder encoder(impl_->file, impl_->pretokenizer, impl_->byte_ids, &ids);
+  TextEncoder encoder(impl_->file, impl_->pretokenizer, impl_->byte_ids, most, &ids);
   if (added == AddedTokens::kPlain) {
     encoder.Append(text);
   } else {
     impl_->Split(
         text, [&](std::string_view part) { encoder.Append(part); },
-        [&](int32_t id, std::string_view) { ids.push_back(id); });
+        [&](int32_t id, std::string_view) {
+          if (ids.size() <= most) ids.push_back(id);
+        });
   }
+  if (ids.size() > most) return {};
   return ids;
 }
 

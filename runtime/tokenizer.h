@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,6 +33,11 @@ class Tokenizer {
 
   // Any bytes are accepted, broken UTF-8 included.
   std::vector<int32_t> Encode(std::string_view text, AddedTokens added) const;
+  // nullopt: they are more than `most`. Time and memory follow `most`, not the text.
+  std::optional<std::vector<int32_t>> EncodeUpTo(std::string_view text, AddedTokens added,
+                                                 size_t most) const;
+  // No text of more bytes is `tokens` tokens or fewer.
+  size_t MostBytes(size_t tokens) const;
   // The text cut at the added tokens that Encode recognises; parts are views into it.
   std::vector<TextPart> SplitAdded(std::string_view text) const;
   // The bytes of the ids put together; not necessarily whole UTF-8 sequences. Unknown ids give

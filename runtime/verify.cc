@@ -67,7 +67,7 @@ void AcceptTokens(Frame& frame, const FrameFigures& figures,
     if (!s.error) {
       if (s.Generated() == 0) s.first_token = Clock::now();
       s.tokens.push_back(frame.drawn[last]);
-      if (s.line->request.logprobs) s.logprobs.push_back(std::move(frame.drawn_logprobs[last]));
+      if (s.line->request.logprobs) s.logprobs.Add(frame.drawn_logprobs[last]);
       s.cause = s.stop->Push(frame.drawn[last]);
     }
     s.done = s.error.has_value() || s.cause != StopCause::kNone;

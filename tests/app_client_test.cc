@@ -77,7 +77,7 @@ std::string ScriptedRecords() {
   // Bytes that are no text by themselves.
   request.logprobs = true;
   Choice figures = choice("é", StopCause::kLength);
-  for (const int32_t id : figures.tokens) figures.logprobs.push_back({id, -1.5f, {}});
+  for (const int32_t id : figures.tokens) figures.logprobs.Add({id, -1.5f, {}});
   records += record("half a letter", figures);
   request.chat = request.has_tools = request.starts_in_reasoning = false;
   records += record("text", figures);

@@ -356,6 +356,8 @@ TEST_CASE("the bar is taken away before the summary and after a message is drawn
   program.Write("Hello\n");
   REQUIRE(program.WaitForOutput("\r\033[K1/1+ lines"));
   program.Signal(SIGINT);
+  // Before the input ends, which would end the run as well.
+  REQUIRE(program.WaitForOutput("interrupted: "));
   const ProgramOutcome outcome = program.Wait();
   CHECK(outcome.exit_code == 130);
   // The message begins at a cleared line, and the bar stands below it.

@@ -134,7 +134,7 @@ TEST_CASE("the README's jq and Python find the answers to the README's line") {
   for (const char c : chat) c == '\n' ? escaped += "\\n" : escaped += c;
   Has(jq.out, "a\t" + escaped + "\n");
   Has(jq.out, "b\t" + text + "\n");
-  Has(jq.out, "\nline 3: the line is a JSON array, not an object\n");
+  Has(jq.out, "\nline 3: the line is a JSON array, an object is expected\n");
   const ProgramOutcome all = folder.Run("exec jq .line answers.jsonl");
   CHECK(all.out.size() == 6);  // 1, 2 and 3, in the order of the records
 

@@ -90,7 +90,7 @@ TEST_CASE("with parse_special the ids are those of the rendered text as a whole"
   for (const Json& one : Cases()) {
     CAPTURE(one["name"]);
     const std::vector<PromptPiece> pieces = RenderCase(one);
-    const Ids ids = EncodePieces(Fixture(), pieces, true);
+    const Ids ids = EncodePieces(Fixture(), pieces, true).value();
     CHECK(ids == Fixture().Encode(PiecesText(pieces), AddedTokens::kRecognise));
     if (ids != one["ids"].get<Ids>()) ++different;
   }
@@ -99,7 +99,7 @@ TEST_CASE("with parse_special the ids are those of the rendered text as a whole"
 
 TEST_CASE("a control piece put together by hand is cut at its tokens") {
   const std::vector<PromptPiece> pieces = {{"[gMASK]<sop>", true}, {"a<sop>", false}, {"b", true}};
-  const Ids ids = EncodePieces(Fixture(), pieces, false);
+  const Ids ids = EncodePieces(Fixture(), pieces, false).value();
   Ids expected = {Fixture().Find("[gMASK]"), Fixture().Find("<sop>")};
   const Ids text = Fixture().Encode("a<sop>b", AddedTokens::kPlain);
   expected.insert(expected.end(), text.begin(), text.end());
@@ -287,6 +287,52 @@ TEST_CASE("only quotes, backslashes and control characters are escaped in JSON")
                                             true, false, null]})")) ==
       "{\"k\\\"\\\\/\": [\"\\b\\f\\n\\r\\t\\u0000\\u001f\x7f\u00e9\u2028\U0001F600<&>'\", {}, [], "
       "true, false, null]}");
+}
+
+TEST_CASE("rendering stops at a limit of bytes, which what is left out does not count for") {
+  const auto render = [](const char* messages, size_t bytes) {
+    return PiecesText(RenderChat(ParseJson(messages), nullptr, {}, {bytes, SIZE_MAX}));
+  };
+  const char* text = R"([{"role":"user","content":"0123456789"}])";
+  const size_t bytes = render(text, SIZE_MAX).size();
+  CHECK(render(text, bytes).size() == bytes);
+  CHECK_THROWS_AS(render(text, bytes - 1), TextTooLong);
+  const char* dropped =
+      R"([{"role":"assistant","content":"a long thought about nothing</think>b"},)"
+      R"({"role":"user","content":"c"}])";
+  const size_t without = render(dropped, SIZE_MAX).size();
+  CHECK(render(dropped, without).size() == without);
+  CHECK_THROWS_AS(render(dropped, without - 1), TextTooLong);
+}
+
+TEST_CASE("a list of references to one tool does not grow beyond the limit") {
+  std::string references = R"({"type":"tool_reference","name":"t"})";
+  for (int i = 0; i < 12; ++i) references += "," + references;  // 4,096
+  const std::string tool = R"([{"name":"t","description":")" + std::string(20'000, 'd') + R"("}])";
+  const std::string messages = R"([{"role":"tool","content":[)" + references + "]}]";
+  CHECK_THROWS_AS(RenderChat(ParseJson(messages), ParseJson(tool), {}, {100'000, SIZE_MAX}),
+                  TextTooLong);
+}
+
+TEST_CASE("arguments of a call as JSON text have a limit of values") {
+  const auto render = [](size_t values) {
+    return RenderChat(
+        ParseJson(R"([{"role":"user","content":"a"},{"role":"assistant","tool_calls":)"
+                  R"([{"name":"f","arguments":"{\"x\":[1,2,3]}"}]}])"),
+        nullptr, {}, {SIZE_MAX, values});
+  };
+  CHECK_NOTHROW(render(4));
+  CHECK_THROWS_AS(render(2), TextTooLong);
+}
+
+TEST_CASE("pieces are encoded up to a number of tokens or not at all") {
+  const auto pieces =
+      RenderChat(ParseJson(R"([{"role":"user","content":"Tell me a story."}])"), nullptr, {});
+  const Ids ids = EncodePieces(Fixture(), pieces, false).value();
+  CHECK(EncodePieces(Fixture(), pieces, false, ids.size()) == ids);
+  for (size_t most = 0; most < ids.size(); ++most) {
+    CHECK_FALSE(EncodePieces(Fixture(), pieces, false, most).has_value());
+  }
 }
 
 }  // namespace

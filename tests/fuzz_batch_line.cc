@@ -41,7 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view line(reinterpret_cast<const char*>(data), size);
   colibri::RequestDefaults defaults;
   defaults.keep_prompt_text = true;
-  colibri::RequestParser parser(Tok(), Tok().Size(), defaults);
+  colibri::RequestParser parser(Tok(), Tok().Size(), 4096, defaults);
   Check(parser.Parse(line, 1));
   Check(parser.ParseText(line, 2));
   // The fields that need a whole envelope are reached more often with one around the bytes.

@@ -168,7 +168,7 @@ TEST_CASE("continuations in batches of 2 and 8 are those of the reference") {
 TEST_CASE("chat prompts of the continuations are rendered to their ids") {
   RequestDefaults defaults;
   defaults.thinking = false;
-  RequestParser parser(DemoModel().tokenizer, DemoModel().model.Config().vocab, defaults);
+  RequestParser parser(DemoModel().tokenizer, DemoModel().model.Config().vocab, 4096, defaults);
   size_t chats = 0;
   for (const Continuation& c : Continuations()) {
     if (c.kind != "chat") continue;

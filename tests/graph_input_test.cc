@@ -52,7 +52,7 @@ PromptSource::Options SourceOptions(int fd) {
 }
 
 RequestParser ParserOf(const TestModel& m) {
-  return RequestParser(m.tokenizer, m.model.Config().vocab, {});
+  return RequestParser(m.tokenizer, m.model.Config().vocab, RunConfig().context, {});
 }
 
 Outcome ExpectedOf(const TestModel& m, const std::string& text) {

@@ -81,7 +81,7 @@ TEST_CASE("nesting of 512 levels is the deepest accepted") {
 }
 
 TEST_CASE("what is not exactly one JSON text is refused with its position") {
-  CHECK(Contains(ErrorOf("{\"a\": tru}"), "column 10"));
+  CHECK(Contains(ErrorOf("{\"a\": tru}"), "at byte 10"));
   for (const char* text : {"", " ", "{} x", "[1,]", "{\"a\":1,}", "[01]", "NaN", "[Infinity]",
                            "'a'", "{a: 1}", "[1 2]", "\"open", "{\"a\":1", "// c\n1", "1e400",
                            "[\"tab\tinside\"]", "[\"\\ud800\"]", "[\"\\x\"]"}) {
@@ -104,6 +104,29 @@ TEST_CASE("invalid UTF-8 is refused by a message that is itself valid") {
 TEST_CASE("a zero byte inside a text is a character of a string or an error, never an end") {
   CHECK(ParseJson("\"a\\u0000b\"").get<std::string>() == std::string("a\0b", 3));
   CHECK(ErrorOf(std::string_view("1\0 2", 4)) != "");
+}
+
+TEST_CASE("of more values than asked for the later ones are read and left out") {
+  bool left_out = true;
+  const std::string text = R"({"a":[1,2,3],"b":{"c":[[],[]]},"custom_id":"x","d":4})";
+  CHECK(ParseJsonUpTo(text, 10, &left_out) == ParseJson(text));
+  CHECK_FALSE(left_out);
+  const auto kept = [&](size_t most) {
+    std::string kept_text = ParseJsonUpTo(text, most, &left_out).dump();
+    CHECK(left_out);
+    return kept_text;
+  };
+  CHECK(kept(9) == R"({"a":[1,2,3],"b":{"c":[[],[]]},"custom_id":"x"})");
+  CHECK(kept(5) == R"({"a":[1,2,3],"b":{"c":[[]]},"custom_id":"x"})");
+  CHECK(kept(2) == R"({"a":[1,2],"custom_id":"x"})");
+  CHECK(kept(0) == R"({"custom_id":"x"})");
+  // What is left out is still checked.
+  CHECK_THROWS_AS(ParseJsonUpTo("[1,2,x]", 1, &left_out), std::invalid_argument);
+  CHECK_THROWS_AS(ParseJsonUpTo(R"({"custom_id":"x","custom_id":"y"})", 0, &left_out),
+                  std::invalid_argument);
+  CHECK_THROWS_AS(
+      ParseJsonUpTo("[0," + std::string(600, '[') + std::string(600, ']') + "]", 1, &left_out),
+      std::invalid_argument);
 }
 
 }  // namespace

@@ -16,6 +16,8 @@ using colibri::InputFormat;
 using colibri::LineSource;
 using Next = LineSource::Next;
 
+constexpr size_t kCap = size_t{1} << 20;
+
 namespace {
 
 class Pipe {
@@ -48,7 +50,7 @@ Lines LinesOf(std::string_view text) {
   Pipe pipe;
   pipe.Write(text);
   pipe.CloseWriter();
-  LineSource source(pipe.Reader());
+  LineSource source(pipe.Reader(), kCap);
   Lines lines;
   std::string line;
   uint64_t number = 0;
@@ -88,7 +90,7 @@ TEST_CASE("bytes that are no text pass through unchanged") {
 
 TEST_CASE("a slow pipe gives a line once it is whole and never blocks") {
   Pipe pipe;
-  LineSource source(pipe.Reader());
+  LineSource source(pipe.Reader(), kCap);
   std::string line;
   uint64_t number = 0;
   CHECK(source.TryNext(&line, &number) == Next::kAgain);
@@ -136,6 +138,34 @@ TEST_CASE("a line over the cap is reported once and skipped to its end") {
   CHECK(number == 5);
 }
 
+TEST_CASE("lines at the cap that follow each other stay whole, and none of their bytes moves far") {
+  // 700 KB: several reads a line, and no room for two lines beside each other.
+  constexpr size_t kBytes = 700'000;
+  const int fd = memfd_create("lines", 0);
+  REQUIRE(fd >= 0);
+  std::string text;
+  for (char c = 'a'; c < 'i'; ++c) {
+    // Every other line is one byte too long.
+    text += std::string(kBytes + static_cast<size_t>((c - 'a') % 2), c) + '\n';
+  }
+  REQUIRE(write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()));
+  REQUIRE(lseek(fd, 0, SEEK_SET) == 0);
+  LineSource source(fd, kBytes);
+  std::string line;
+  uint64_t number = 0;
+  for (char c = 'a'; c < 'i'; ++c) {
+    if ((c - 'a') % 2 == 1) {
+      REQUIRE(source.TryNext(&line, &number) == Next::kTooLong);
+      continue;
+    }
+    REQUIRE(source.TryNext(&line, &number) == Next::kLine);
+    CHECK((line == std::string(kBytes, c)));
+  }
+  CHECK(source.TryNext(&line, &number) == Next::kEnd);
+  CHECK(number == 8);
+  close(fd);
+}
+
 TEST_CASE("lines longer than what one read brings stay whole") {
   const int fd = memfd_create("lines", 0);
   REQUIRE(fd >= 0);
@@ -145,7 +175,7 @@ TEST_CASE("lines longer than what one read brings stay whole") {
   }
   REQUIRE(write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()));
   REQUIRE(lseek(fd, 0, SEEK_SET) == 0);
-  LineSource source(fd);
+  LineSource source(fd, kCap);
   std::string line;
   uint64_t number = 0;
   for (size_t i = 0; i < 7; ++i) {
@@ -160,7 +190,7 @@ TEST_CASE("lines longer than what one read brings stay whole") {
 TEST_CASE("a read error is reported with its reason and stays") {
   const int directory = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   REQUIRE(directory >= 0);
-  LineSource source(directory);
+  LineSource source(directory, kCap);
   std::string line;
   uint64_t number = 0;
   CHECK(source.TryNext(&line, &number) == Next::kError);

@@ -45,6 +45,17 @@ TEST_CASE("a manifest reads back as it was written") {
   CHECK(read->shard == LineShard{2, 5});
 }
 
+TEST_CASE("a manifest says the context its lines were answered with, or nothing") {
+  Manifest manifest = TestManifest();
+  CHECK(colibri::ContextOf(manifest) == 4096);
+  for (const char* text : {"", "4k", "-1", "4096 "}) {
+    manifest.options.back().second = text;
+    CHECK(colibri::ContextOf(manifest) == 0);
+  }
+  manifest.options.pop_back();
+  CHECK(colibri::ContextOf(manifest) == 0);
+}
+
 TEST_CASE("each difference is named with both values, in a fixed order") {
   Manifest was = TestManifest();
   was.numerics = 1;
@@ -56,11 +67,11 @@ TEST_CASE("each difference is named with both values, in a fixed order") {
   is.model = "feed";
   is.engine_version = "9";
   is.run_id = "else";
-  CHECK(CompareManifests(was, is) == Words{"model: was 0123456789abcdef0123456789abcdef, is feed",
-                                           "numerics version: was 1, is 2",
-                                           "SIMD target: was AVX2, is SSE4",
-                                           "shard: was 0/1, is 1/4", "temperature: was 1, is 0.5",
-                                           "top-k: was not set, is 3", "seed: was 0, is not set"});
+  CHECK(CompareManifests(was, is) ==
+        Words{"model: was 0123456789abcdef0123456789abcdef, is feed",
+              "numerics version: was 1, is 2", "SIMD target: was AVX2, is SSE4",
+              "shard: was 0/1, is 1/4", "temperature: was 1, is 0.5", "top-k: was not set, is 3",
+              "seed: was 0, is not set", "ctx-size: was 4096, is not set"});
   is.options = was.options;
   CHECK(CompareManifests(was, is, {false, false}) ==
         Words{"model: was 0123456789abcdef0123456789abcdef, is feed",

@@ -230,6 +230,29 @@ TEST_CASE("a merge that is refused or finds the drive full leaves the old file")
   CHECK_FALSE(fs::exists(shards.Dir().Path("new")));
 }
 
+TEST_CASE("how long a line may be follows from the context in the manifest") {
+  for (const char* context : {"64", "4096"}) {
+    const TempDir dir;
+    MergeRequest request;
+    // Too long for 64 tokens: its record has no hash of it.
+    const std::string text(size_t{1'200'000}, 'x');
+    request.input = dir.Write("in.txt", text + "\n");
+    request.outputs = {dir.Write("out", TestRecord(1, text, "line-1"))};
+    Manifest manifest = TestManifest();
+    manifest.options.back().second = context;
+    WriteManifest(ManifestPath(request.outputs[0]), manifest);
+    const auto merge = [&] { MergeOutputs(request, [](std::string_view) {}); };
+    if (std::string(context) == "64") {
+      CHECK_THROWS_AS(merge(), UsageError);
+    } else {
+      CHECK_NOTHROW(merge());
+    }
+    manifest.options.pop_back();
+    WriteManifest(ManifestPath(request.outputs[0]), manifest);
+    CHECK_THROWS_AS(merge(), IoError);
+  }
+}
+
 TEST_CASE("a merge replaces answers only when told so, and never one of its own inputs") {
   Shards shards;
   shards.Add(Answer(1));

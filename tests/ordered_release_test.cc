@@ -32,7 +32,7 @@ TEST_CASE("records leave in the order of their lines whatever order they end in"
   std::vector<uint64_t> order = {2, 3, 5, 7, 11};
   do {
     Emitted out;
-    OrderedRelease release(out.Into(), kNone);
+    OrderedRelease release(out.Into(), kNone, size_t{1} << 20);
     for (const uint64_t line : {2u, 3u, 5u, 7u, 11u}) release.Expect(line);
     for (const uint64_t line : order) {
       release.Finish(line, std::to_string(line) + ",", static_cast<uint32_t>(line));
@@ -45,7 +45,7 @@ TEST_CASE("records leave in the order of their lines whatever order they end in"
 
 TEST_CASE("only what is ahead of its turn waits, and its sequence is free at once") {
   Emitted out;
-  OrderedRelease release(out.Into(), kNone);
+  OrderedRelease release(out.Into(), kNone, size_t{1} << 20);
   release.Expect(1);
   release.Finish(1, "1", 1);
   CHECK(out.text == "1");
@@ -62,7 +62,7 @@ TEST_CASE("only what is ahead of its turn waits, and its sequence is free at onc
 
 TEST_CASE("what became of a line goes with its record, not with its sequence") {
   Emitted out;
-  OrderedRelease release(out.Into(), kNone);
+  OrderedRelease release(out.Into(), kNone, size_t{1} << 20);
   const auto outcome = [](uint64_t line) {
     auto made = std::make_shared<colibri::LineOutcome>();
     made->line = line;
@@ -91,7 +91,7 @@ TEST_CASE("beyond the memory for waiting records their sequences wait with them"
 
 TEST_CASE("an interrupted run gives out what is finished, gaps left out") {
   Emitted out;
-  OrderedRelease release(out.Into(), kNone);
+  OrderedRelease release(out.Into(), kNone, size_t{1} << 20);
   for (const uint64_t line : {1u, 2u, 3u, 4u}) release.Expect(line);
   release.Finish(4, "4", 4);
   release.Finish(2, "2", 2);

@@ -28,7 +28,7 @@ inline std::string TestRecord(uint64_t line, const std::string& text, const std:
 
 inline Manifest TestManifest() {
   Manifest manifest;
-  manifest.options = {{"temperature", "1"}, {"seed", "0"}};
+  manifest.options = {{"temperature", "1"}, {"seed", "0"}, {"ctx-size", "4096"}};
   manifest.simd_target = "AVX2";
   manifest.model = "0123456789abcdef0123456789abcdef";
   manifest.engine_version = "0.1.0";

@@ -4,10 +4,12 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "io/error.h"
+#include "runtime/line_limits.h"
 #include "runtime/model_writer.h"
 #include "tests/shard_files.h"
 #include "tests/temp_dir.h"
@@ -53,7 +55,7 @@ const Model& SmallModel() {
   return model;
 }
 
-PlanRequest Request(uint64_t ram) {
+PlanRequest Wanted(uint64_t ram) {
   PlanRequest r;
   r.ram = ram;
   r.threads = 2;
@@ -65,7 +67,7 @@ uint64_t Limit(const Plan& p) { return p.budget - p.margin; }
 
 // A budget that leaves `more` beyond what a plan of one row and one slot a class takes.
 uint64_t RamFor(PlanRequest r, uint64_t more) {
-  r.ram = uint64_t{1} << 40;
+  r.ram = 2'000'000'000;  // more would make the lines' pool larger
   r.rows = 1;
   r.slot_count = 1;
   r.answers = 1;
@@ -134,11 +136,11 @@ TEST_CASE("a cgroup that is full leaves nothing") {
 }
 
 TEST_CASE("the total of every plan stays below the budget less its margin") {
-  const PlanRequest least = Request(0);
+  const PlanRequest least = Wanted(0);
   for (const uint64_t more : {uint64_t{0}, kMiB, 10 * kMiB, 50 * kMiB, 500 * kMiB, 8'000 * kMiB}) {
     for (const std::optional<uint64_t> answers : {std::optional<uint64_t>(), {1}, {5}}) {
       CAPTURE(more);
-      PlanRequest r = Request(RamFor(least, more + kMiB));
+      PlanRequest r = Wanted(RamFor(least, more + kMiB));
       r.answers = answers;
       const Plan p = MakePlan(SmallModel(), r);
       CHECK(p.Total() <= Limit(p));
@@ -151,8 +153,8 @@ TEST_CASE("the total of every plan stays below the budget less its margin") {
 }
 
 TEST_CASE("little memory makes frames narrow, much makes every expert resident") {
-  const Plan narrow = MakePlan(SmallModel(), Request(RamFor(Request(0), 2 * kMiB)));
-  const Plan wide = MakePlan(SmallModel(), Request(20'000 * kMiB));
+  const Plan narrow = MakePlan(SmallModel(), Wanted(RamFor(Wanted(0), 2 * kMiB)));
+  const Plan wide = MakePlan(SmallModel(), Wanted(20'000 * kMiB));
   CHECK(narrow.rows < 32);
   CHECK(wide.rows == 256);
   REQUIRE(SmallModel().ExpertClasses().size() == 2);
@@ -161,7 +163,7 @@ TEST_CASE("little memory makes frames narrow, much makes every expert resident")
 }
 
 TEST_CASE("experts of the MTP layer, which nothing asks for, take one slot") {
-  const Plan p = MakePlan(SmallModel(), Request(20'000 * kMiB));
+  const Plan p = MakePlan(SmallModel(), Wanted(20'000 * kMiB));
   CHECK(SmallModel().ExpertClasses()[1].first_layer == SmallModel().Config().layers);
   CHECK(p.slot_classes[1].count == 1);
   CHECK(p.slot_total == 49);
@@ -169,7 +171,7 @@ TEST_CASE("experts of the MTP layer, which nothing asks for, take one slot") {
 }
 
 TEST_CASE("--slots gives each class that number or share, and never more than there are") {
-  PlanRequest r = Request(20'000 * kMiB);
+  PlanRequest r = Wanted(20'000 * kMiB);
   const auto counts = [&] {
     const Plan p = MakePlan(SmallModel(), r);
     CHECK(p.slot_total == p.slot_classes[0].count + p.slot_classes[1].count);
@@ -189,7 +191,7 @@ TEST_CASE("--slots gives each class that number or share, and never more than th
 }
 
 TEST_CASE("KV is planned for the answers the input can ask for and no more") {
-  PlanRequest r = Request(20'000 * kMiB);
+  PlanRequest r = Wanted(20'000 * kMiB);
   const int32_t whole = 512 / r.page_tokens;
   r.answers = 1;
   const Plan one = MakePlan(SmallModel(), r);
@@ -207,8 +209,30 @@ TEST_CASE("KV is planned for the answers the input can ask for and no more") {
   CHECK(MakePlan(SmallModel(), r).sequences == 2);
 }
 
+TEST_CASE("lines are planned for by the context and what they may ask for") {
+  PlanRequest r = Wanted(20'000 * kMiB);
+  const Plan asking = MakePlan(SmallModel(), r);
+  // A line's largest charge, or more where there is more.
+  CHECK(asking.line_pool == std::max(kMaxLogprobBytes, r.ram.value() / 64));
+  CHECK(MakePlan(SmallModel(), Wanted(400 * kMiB)).line_pool == kMaxLogprobBytes);
+  CHECK(asking.lines > asking.line_pool + 4 * MaxLineBytes(512));
+  r.logprobs = false;
+  const Plan plain = MakePlan(SmallModel(), r);
+  CHECK(plain.line_pool < asking.line_pool / 8);
+  CHECK(plain.lines - plain.line_pool == asking.lines - asking.line_pool);
+  r.held_back = true;
+  CHECK(MakePlan(SmallModel(), r).lines == plain.lines + plain.line_pool);
+  r.held_back = false;
+  // Longer tokens make longer prompts, up to what a line has room for.
+  r.token_bytes = 128;
+  const uint64_t longer = MakePlan(SmallModel(), r).lines;
+  CHECK(longer > plain.lines);
+  r.token_bytes = SIZE_MAX;
+  CHECK(MakePlan(SmallModel(), r).lines > longer);
+}
+
 TEST_CASE("a plan that does not fit says what takes the memory and which flag gains how much") {
-  PlanRequest r = Request(0);
+  PlanRequest r = Wanted(0);
   r.rows = 64;
   r.frames = 2;
   r.kv_type = KvType::kF32;
@@ -218,7 +242,8 @@ TEST_CASE("a plan that does not fit says what takes the memory and which flag ga
   INFO(text);
   CHECK(Contains(text, "does not fit"));
   CHECK(Contains(text, "(--ram)"));
-  for (const char* part : {"process", "dense weights", "KV", "scratch", "expert slots"}) {
+  for (const char* part :
+       {"process", "dense weights", "KV", "scratch", "prompt lines", "expert slots"}) {
     CHECK(Contains(text, part));
   }
   for (const char* flag : {"--ctx-size 256 gains", "--max-rows 1 gains", "--frames 1 gains",
@@ -232,7 +257,7 @@ TEST_CASE("a plan that does not fit says what takes the memory and which flag ga
 
 TEST_CASE("the --ram that a refusal names is enough") {
   for (const int32_t rows : {1, 256}) {
-    PlanRequest r = Request(10 * kMiB);
+    PlanRequest r = Wanted(10 * kMiB);
     r.rows = rows;
     const std::string text = Refusal(r);
     INFO(text);
@@ -245,17 +270,18 @@ TEST_CASE("the --ram that a refusal names is enough") {
 }
 
 TEST_CASE("a budget of nothing is refused, not planned with") {
-  CHECK(Contains(Refusal(Request(0)), "does not fit"));
-  CHECK(Contains(Refusal(Request(1)), "does not fit"));
-  CHECK(Contains(Refusal(Request(63'000'000)), "does not fit"));
+  CHECK(Contains(Refusal(Wanted(0)), "does not fit"));
+  CHECK(Contains(Refusal(Wanted(1)), "does not fit"));
+  CHECK(Contains(Refusal(Wanted(63'000'000)), "does not fit"));
 }
 
 TEST_CASE("the line of a plan is one line, and its table adds up") {
-  const Plan p = MakePlan(SmallModel(), Request(2'000'000'000));
+  const Plan p = MakePlan(SmallModel(), Wanted(2'000'000'000));
   CHECK_FALSE(Contains(p.Line(), "\n"));
   CHECK(p.Line().size() < 240);
-  CHECK(p.Total() == p.base + p.dense + p.kv + p.scratch + p.slots);
-  for (const char* part : {"budget", "dense weights", "KV", "scratch", "expert slots", "total"}) {
+  CHECK(p.Total() == p.base + p.dense + p.kv + p.scratch + p.lines + p.slots);
+  for (const char* part :
+       {"budget", "dense weights", "KV", "scratch", "lines", "expert slots", "total"}) {
     CHECK(Contains(p.Table(), part));
   }
 }

@@ -273,8 +273,10 @@ TEST_CASE("chat log probabilities list every token with its bytes") {
   request.top_logprobs = 2;
   Choice choice = MakeChoice("Hi", StopCause::kLength);
   REQUIRE(choice.tokens.size() == 2);
-  choice.logprobs = {{choice.tokens[0], -0.1f, {{choice.tokens[0], -0.1f}, {choice.tokens[1], -3}}},
-                     {choice.tokens[1], -2.5f, {}}};
+  choice.logprobs.Reserve(2, 2);
+  choice.logprobs.Add(
+      {choice.tokens[0], -0.1f, {{choice.tokens[0], -0.1f}, {choice.tokens[1], -3}}});
+  choice.logprobs.Add({choice.tokens[1], -2.5f, {}});
   const Json record = Record(request, {choice});
   const Json& content = record["response"]["body"]["choices"][0]["logprobs"]["content"];
   REQUIRE(content.size() == 2);
@@ -292,12 +294,13 @@ TEST_CASE("completion log probabilities have their four lists") {
   request.top_logprobs = 1;
   Choice choice;
   choice.cause = StopCause::kLength;
+  choice.logprobs.Reserve(5, 1);
   // U+1F600 in single bytes, then a letter.
   for (const char c : std::string("\xF0\x9F\x98\x80!")) {
     const auto id = Tok().Encode(std::string_view(&c, 1), AddedTokens::kPlain);
     REQUIRE(id.size() == 1);
     choice.tokens.push_back(id[0]);
-    choice.logprobs.push_back({id[0], -1.5f, {{id[0], -1.5f}}});
+    choice.logprobs.Add({id[0], -1.5f, {{id[0], -1.5f}}});
   }
   const Json record = Record(request, {choice});
   const Json& entry = record["response"]["body"]["choices"][0];
@@ -321,7 +324,7 @@ TEST_CASE("no number is NaN or infinite") {
   Request request = ChatRequest();
   request.logprobs = true;
   Choice choice = MakeChoice("H", StopCause::kLength);
-  choice.logprobs = {{choice.tokens[0], std::numeric_limits<float>::quiet_NaN(), {}}};
+  choice.logprobs.Add({choice.tokens[0], std::numeric_limits<float>::quiet_NaN(), {}});
   const std::string record = BuildRecord(request, std::vector<Choice>{choice}, figures, Context());
   const Json parsed = Parse(record);
   CHECK(parsed["x_colibri"]["seconds_to_first_token"].is_null());

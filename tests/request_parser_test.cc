@@ -1,3 +1,5 @@
+// Lines of a batch file and plain lines to requests, and why a line is refused.
+// Length: each rule of a line has a case here.
 #include "runtime/request_parser.h"
 
 #include <doctest/doctest.h>
@@ -22,8 +24,10 @@ using colibri::Tokenizer;
 
 namespace {
 
+constexpr int32_t kContext = 512;
+
 RequestParser Parser(const RequestDefaults& defaults = {}) {
-  return RequestParser(Tok(), Tok().Size() + 24, defaults);
+  return RequestParser(Tok(), Tok().Size() + 24, kContext, defaults);
 }
 
 std::string ChatLine(const std::string& more_fields, const std::string& id = "a") {
@@ -268,18 +272,48 @@ TEST_CASE("what the template would leave out of messages is refused with its pla
   CHECK(Refused(with(R"([{"content": "a"}])")) == "invalid_request messages[0]");
   CHECK(Refused(with(R"([{"role": "user"}])")) == "invalid_request messages[0]");
   CHECK(Refused(with(R"([{"role": "user", "content": null}])")) == "invalid_request messages[0]");
-  CHECK(Refused(with(R"([{"role": "user", "content": 5}])")) == "invalid_request messages");
+  CHECK(Refused(with(R"([{"role": "user", "content": 5}])")) ==
+        "invalid_request messages[0].content");
   CHECK(Refused(with(R"([{"role": "user", "content": "a", "name": "Bob"}])")) ==
         "unknown_field messages[0].name");
   CHECK(Refused(with(R"([{"role": "user", "content": [{"type": "file"}]}])")) ==
         "invalid_request messages[0].content[0]");
   CHECK(Refused(with(R"([{"role": "user", "content": ["a", {"type": "text"}]}])")) ==
         "invalid_request messages[0].content[1]");
+  CHECK(Refused(with(
+            R"([{"role": "user", "content": [{"type": "text", "text": "a", "cache": 1}]}])")) ==
+        "unknown_field messages[0].content[0].cache");
   Good(with(R"([{"role": "user", "content": "a", "name": null},
                 {"role": "assistant", "content": null, "refusal": null, "annotations": [],
                   "tool_calls": [{"id": "c",
                   "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
                 {"role": "tool", "tool_call_id": "c", "content": "ok"}])"));
+}
+
+TEST_CASE("parts that the model cannot take in are warned of") {
+  const std::string line =
+      R"({"custom_id": "a", "body": {"messages": [{"role": "user", "content": "x"},
+         {"role": "user", "content": ["x", {"type": "text", "text": "y"}, {"type": "image_url"},
+                                      {"type": "video"}]}]}})";
+  CHECK(Good(line).warnings ==
+        std::vector<std::string>{"messages[1].content[2]: the model sees no image_url, the prompt "
+                                 "tells it that there was one"});
+  CHECK(Good(ChatLine("")).warnings.empty());
+}
+
+TEST_CASE("a refusal says what was found and what was expected") {
+  const auto message = [](const std::string& line) {
+    return Parser().Parse(line, 1).error.message;
+  };
+  CHECK(message(R"({"custom_id": 7})") ==
+        "custom_id: 7 is given, a string that is not empty and has at most 4096 bytes is expected");
+  CHECK(message("{}") ==
+        "custom_id: none is given, a string that is not empty and has at most 4096 bytes is "
+        "expected");
+  CHECK(message(R"({"custom_id": "a", "body": {"messages": "Hi"}})") ==
+        "messages: \"Hi\" is given, an array of at least one message is expected");
+  // The parser counts lines of its text, which a reader would take for those of the file.
+  CHECK(message("{]").find("parse error at byte 2: ") != std::string::npos);
 }
 
 TEST_CASE("the role developer is another word for system") {

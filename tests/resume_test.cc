@@ -64,7 +64,9 @@ class Descriptor {
   int fd_;
 };
 
-RequestParser Parser() { return RequestParser(Tok(), Tok().Size() + 24, {}); }
+RequestParser Parser(int32_t context = 4096) {
+  return RequestParser(Tok(), Tok().Size() + 24, context, {});
+}
 
 std::string Chat(const std::string& id, const std::string& text = "Hi") {
   return R"({"custom_id": ")" + id + R"(", "body": {"messages": [{"role": "user", "content": ")" +
@@ -85,7 +87,7 @@ std::string Changed(const std::string& input, const FinishedLines& finished,
                     std::optional<InputFormat> format = {}) {
   const TempDir dir;
   const Descriptor file(dir.Write("in", input));
-  const auto changed = SurveyLines(file.Fd(), format, {}, finished).changed;
+  const auto changed = SurveyLines(file.Fd(), format, {}, finished, 4096).changed;
   CHECK(lseek(file.Fd(), 0, SEEK_CUR) == 0);
   return changed ? changed->what : "";
 }
@@ -157,9 +159,9 @@ TEST_CASE("plain lines and lines that cannot be parsed are compared too") {
 TEST_CASE("a pipe cannot be read twice") {
   int fds[2];
   REQUIRE(pipe2(fds, O_CLOEXEC) == 0);
-  CHECK_THROWS_AS(SurveyLines(fds[0], {}, {}, Finished({})), IoError);
+  CHECK_THROWS_AS(SurveyLines(fds[0], {}, {}, Finished({}), 4096), IoError);
   RequestParser parser = Parser();
-  CHECK_THROWS_AS(CheckAllLines(fds[0], {}, parser, 4096), UsageError);
+  CHECK_THROWS_AS(CheckAllLines(fds[0], {}, parser), UsageError);
   close(fds[0]);
   close(fds[1]);
 }
@@ -199,7 +201,7 @@ TEST_CASE("a survey counts the lines to be run and leaves the input where it sto
   const Descriptor file(dir.Write("in", "x\n" + kA + "\n\n" + kB + "\n{bad\n" + kC + "\n"));
   REQUIRE(lseek(file.Fd(), 2, SEEK_SET) == 2);
   const auto survey = [&](LineShard shard, const FinishedLines& finished) {
-    const PromptSurvey found = SurveyLines(file.Fd(), {}, shard, finished);
+    const PromptSurvey found = SurveyLines(file.Fd(), {}, shard, finished, 4096);
     CHECK(lseek(file.Fd(), 0, SEEK_CUR) == 2);
     CHECK(found.whole);
     CHECK_FALSE(found.changed);
@@ -219,22 +221,31 @@ TEST_CASE("a survey knows no number of answers where lines ask for several or ar
   const TempDir dir;
   const std::string several = R"({"custom_id": "s", "body": {"n": 3}})";
   const Descriptor file(dir.Write("in", kA + "\n" + several + "\n"));
-  CHECK(SurveyLines(file.Fd(), {}, {}, Finished({})).several);
-  CHECK_FALSE(SurveyLines(file.Fd(), {}, {}, Finished({})).Answers());
-  CHECK_FALSE(SurveyLines(file.Fd(), {}, {0, 2}, Finished({})).several);
-  CHECK_FALSE(SurveyLines(file.Fd(), InputFormat::kLines, {}, Finished({})).several);
-  CHECK(SurveyLines(file.Fd(), {}, {}, Finished({{2, {several, "s"}}})).Answers() == 1);
+  CHECK(SurveyLines(file.Fd(), {}, {}, Finished({}), 4096).several);
+  CHECK_FALSE(SurveyLines(file.Fd(), {}, {}, Finished({}), 4096).Answers());
+  CHECK_FALSE(SurveyLines(file.Fd(), {}, {0, 2}, Finished({}), 4096).several);
+  CHECK_FALSE(SurveyLines(file.Fd(), InputFormat::kLines, {}, Finished({}), 4096).several);
+  CHECK(SurveyLines(file.Fd(), {}, {}, Finished({{2, {several, "s"}}}), 4096).Answers() == 1);
+
+  CHECK_FALSE(SurveyLines(file.Fd(), {}, {}, Finished({}), 4096).logprobs);
+  for (const char* key : {"logprobs", "top_logprobs", "\\u006cogprobs"}) {
+    const std::string asks = R"({"custom_id": "s", "body": {")" + std::string(key) + R"(": 1}})";
+    const Descriptor asking(dir.Write("asking", kA + "\n" + asks + "\n"));
+    CHECK(SurveyLines(asking.Fd(), {}, {}, Finished({}), 4096).logprobs);
+    CHECK_FALSE(SurveyLines(asking.Fd(), {}, {0, 2}, Finished({}), 4096).logprobs);
+    CHECK_FALSE(SurveyLines(asking.Fd(), InputFormat::kLines, {}, Finished({}), 4096).logprobs);
+  }
 
   const std::string mebibyte = std::string(size_t{1} << 20, 'x') + "\n";
   std::string many;
   for (int i = 0; i < 18; ++i) many += mebibyte;
   const Descriptor large(dir.Write("large", many));
-  const PromptSurvey survey = SurveyLines(large.Fd(), {}, {}, Finished({}));
+  const PromptSurvey survey = SurveyLines(large.Fd(), {}, {}, Finished({}), 4096);
   CHECK_FALSE(survey.whole);
   CHECK(survey.lines == 16);
   // What has a record is read whatever its size.
   const std::string line(size_t{1} << 20, 'x');
-  CHECK(SurveyLines(large.Fd(), {}, {}, Finished({{3, {line, "line-3"}}})).whole);
+  CHECK(SurveyLines(large.Fd(), {}, {}, Finished({{3, {line, "line-3"}}}), 4096).whole);
 }
 
 TEST_CASE("a survey of the command line's prompts counts and compares them") {
@@ -314,7 +325,7 @@ TEST_CASE("a strict check names the first bad lines and leaves the file at its b
   input += kA + "\n" + Chat("long", std::string(20000, 'x')) + "\n" + kB + "\n";
   const Descriptor file(dir.Write("in.jsonl", input));
   RequestParser parser = Parser();
-  const colibri::StrictReport report = CheckAllLines(file.Fd(), {}, parser, 4096);
+  const colibri::StrictReport report = CheckAllLines(file.Fd(), {}, parser);
   CHECK(report.lines == 34);
   CHECK(report.bad == 32);
   REQUIRE(report.problems.size() == 20);
@@ -324,17 +335,17 @@ TEST_CASE("a strict check names the first bad lines and leaves the file at its b
   CHECK(lseek(file.Fd(), 0, SEEK_CUR) == 0);
   const Descriptor good(dir.Write("good.jsonl", kA + "\n" + kB + "\n"));
   RequestParser second = Parser();
-  CHECK(CheckAllLines(good.Fd(), {}, second, 4096).bad == 0);
+  CHECK(CheckAllLines(good.Fd(), {}, second).bad == 0);
 }
 
 TEST_CASE("a strict check finds the second use of an id and a prompt beyond the context") {
   const TempDir dir;
   const Descriptor file(dir.Write("in", kA + "\n" + kA + "\n" + kB + "\n"));
   RequestParser parser = Parser();
-  CHECK(CheckAllLines(file.Fd(), {}, parser, 4096).problems ==
-        Words{"line 2: an earlier line has the same custom_id"});
-  RequestParser second = Parser();
-  CHECK(CheckAllLines(file.Fd(), {}, second, 2).bad == 3);
+  CHECK(CheckAllLines(file.Fd(), {}, parser).problems ==
+        Words{"line 2: an earlier line has the same custom_id, \"a\""});
+  RequestParser second = Parser(2);
+  CHECK(CheckAllLines(file.Fd(), {}, second).bad == 3);
 }
 
 namespace {

@@ -54,16 +54,19 @@ class FakeSource final : public RequestSource {
   int Fd() const override { return -1; }
   bool Buffered() const override { return !lines_.empty(); }
 
+  void Add(Request request) {
+    request.line = ++count_;
+    request.custom_id = std::to_string(count_);
+    lines_.emplace_back(std::move(request), std::nullopt);
+  }
   // A line of `prompt` tokens that asks for `max_tokens` (0: what the context has room for).
   void Add(int32_t prompt, int32_t max_tokens, int32_t choices = 1) {
     Request request;
-    request.line = ++count_;
-    request.custom_id = std::to_string(count_);
     request.loop_stop = false;
     for (int32_t i = 0; i < prompt; ++i) request.prompt.push_back(10 + i % 100);
     request.max_tokens = max_tokens;
     request.choices = choices;
-    lines_.emplace_back(std::move(request), std::nullopt);
+    Add(std::move(request));
   }
   void AddError(const LineError& error) {
     Request request;
@@ -148,10 +151,13 @@ struct Rig {
         continue;
       }
       REQUIRE(++parks < 1000);
-      CloseAll();
-      int32_t wake = -1;
-      bool poll = false;
-      const Scheduler::After after = scheduler.Drained(&wake, &poll);
+      Scheduler::After after = Scheduler::After::kBlock;
+      do {
+        CloseAll();
+        int32_t wake = -1;
+        bool poll = false;
+        after = scheduler.Drained(&wake, &poll);
+      } while (after == Scheduler::After::kBlock && !to_close.empty());  // refused just now
       if (after == Scheduler::After::kFinished) return;
       REQUIRE(after == Scheduler::After::kWake);
     }

@@ -278,6 +278,33 @@ TEST_CASE("any bytes encode and come back, broken UTF-8 included") {
   }
 }
 
+TEST_CASE("encoding up to a number of tokens gives all of them or none") {
+  std::string text = "Once upon a time, <|user|> there were 123456 cats.   ";
+  text += std::string(300, ' ') + "\xff\xff end";
+  for (const AddedTokens added : {AddedTokens::kPlain, AddedTokens::kRecognise}) {
+    const Ids ids = Fixture().Encode(text, added);
+    REQUIRE(ids.size() > 20);
+    for (const size_t most : {ids.size(), ids.size() + 1, size_t{SIZE_MAX}}) {
+      CHECK(Fixture().EncodeUpTo(text, added, most) == ids);
+    }
+    for (const size_t most : {ids.size() - 1, ids.size() / 2, size_t{1}, size_t{0}}) {
+      CHECK_FALSE(Fixture().EncodeUpTo(text, added, most).has_value());
+    }
+    CHECK(text.size() <= Fixture().MostBytes(ids.size()));
+  }
+  CHECK(Fixture().EncodeUpTo("", AddedTokens::kPlain, 0) == Ids{});
+}
+
+TEST_CASE("no token has more bytes than the bound, and one has as many") {
+  size_t longest = 0;
+  for (int32_t id = 0; id < Fixture().Size(); ++id) {
+    longest = std::max(longest, Fixture().Bytes(id).size());
+  }
+  CHECK(Fixture().MostBytes(1) == longest);
+  CHECK(Fixture().MostBytes(7) == 7 * longest);
+  CHECK(Fixture().MostBytes(SIZE_MAX) == SIZE_MAX);
+}
+
 TEST_CASE("a run of broken bytes is one piece, and the text before it ends as at the end") {
   const Tokenizer tokenizer =
       Small({"\u00ff\u00ff", "\u0120\u0120"}, Json::parse(R"(["\u00ff \u00ff", "\u0120 \u0120"])"));

@@ -46,6 +46,7 @@ struct Rig {
     s.line->request = request;
     s.tokens.assign(kPrompt, 7);
     s.prompt = kPrompt;
+    s.logprobs.Reserve(max_tokens, request.top_logprobs);
     s.stop.emplace(TheTokenizer(), stop_ids, request, max_tokens);
     s.owner = frame.id;
     FrameSequence place;
@@ -282,6 +283,7 @@ TEST_CASE("log probabilities are kept only for lines that asked, one a token") {
   Rig rig;
   Request asks;
   asks.logprobs = true;
+  asks.top_logprobs = 1;
   Sequence& with = rig.Add(asks, 10);
   Sequence& without = rig.Add({}, 10);
   for (size_t i = 0; i < 2; ++i) {
