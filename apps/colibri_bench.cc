@@ -10,6 +10,7 @@
 #include "apps/flags.h"
 #include "apps/run.h"
 #include "bench/fixture.h"
+#include "bench/kernels_bench.h"
 #include "bench/make_model.h"
 #include "bench/pipeline.h"
 #include "bench/quality.h"
@@ -146,6 +147,34 @@ void AddMakeModelFlags(CLI::App* sub, MakeModelOptions* make, std::string* exper
   sub->add_flag("--quiet", make->quiet, "Do not list the shards");
 }
 
+void AddKernelsFlags(CLI::App* sub, KernelsOptions* o, int* code) {
+  sub->add_option("--format", o->formats,
+                  "int4-g32, int4-g64, int4-g128, int4-row, int8-row, bf16, f32")
+      ->delimiter(',');
+  sub->add_option("--activations", o->activations, "int8, f32 or both")
+      ->check(CLI::IsMember({"int8", "f32", "both"}));
+  sub->add_option("--target", o->targets, "SIMD targets (default: the best)")->delimiter(',');
+  sub->add_option("--rows", o->rows, "Rows of activations")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096));
+  sub->add_option("--shape", o->shapes, "OUTPUTSxINPUTS")->delimiter(',');
+  sub->add_option("--threads", o->threads, "Threads, of the loops as well")
+      ->check(CLI::Range(1, 1024));
+  sub->add_option("--repetitions", o->repetitions, "The medians are of so many")
+      ->check(CLI::Range(1, 1000));
+  sub->add_option("--bytes", o->bytes, "Of weights that take turns")
+      ->transform(CLI::AsSizeValue(false));
+  sub->add_flag("!--no-attention", o->attention, "Products only");
+  const auto format = [sub, o](const char* flag, TableFormat value, const char* text) {
+    sub->add_flag_callback(
+        flag, [o, value] { o->format = value; }, text);
+  };
+  format("--json", TableFormat::kJson, "Print JSON");
+  format("--csv", TableFormat::kCsv, "Print CSV");
+  format("--markdown", TableFormat::kMarkdown, "Print a Markdown table");
+  sub->callback([o, code] { *code = RunKernels(*o); });
+}
+
 int Run(int argc, char** argv) {
   CLI::App app("Measures and checks colibri.", "colibri-bench");
   app.require_subcommand(1);
@@ -215,6 +244,12 @@ int Run(int argc, char** argv) {
   pipe->add_flag("--markdown", pipeline.markdown, "Print a Markdown table");
   pipe->allow_extras();
   pipe->callback([&] { code = Pipeline(pipeline, pipe->remaining()); });
+
+  KernelsOptions kernels;
+  AddKernelsFlags(app.add_subcommand("kernels",
+                                     "Products and attention beside plain loops of "
+                                     "reads and arithmetic in the same run"),
+                  &kernels, &code);
 
   MakeModelOptions make;
   std::string expert_format = "int4-g64", dense_format = "int4-g64";
