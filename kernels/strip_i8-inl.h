@@ -84,7 +84,7 @@ class Strip {
     const std::byte* from = data_ + std::min(o, outputs_ - 1) * row_bytes_ + offset;
     if (HWY_LIKELY(offset + bytes <= row_bytes_)) return from;
     std::memset(scratch, 0, bytes);
-    std::memcpy(scratch, from, row_bytes_ - offset);
+    if (offset < row_bytes_) std::memcpy(scratch, from, row_bytes_ - offset);
     return scratch;
   }
   HWY_INLINE float Scale(size_t o, size_t run) const {
