@@ -1,7 +1,6 @@
 #include "bench/kernels_bench.h"
 
 #include <fmt/format.h>
-#include <oneapi/tbb/task_arena.h>
 
 #include <algorithm>
 #include <chrono>
@@ -10,6 +9,7 @@
 #include <random>
 
 #include "bench/attention_bench.h"
+#include "graph/engine.h"
 #include "graph/tbb_parallel.h"
 #include "io/error.h"
 #include "io/memory.h"
