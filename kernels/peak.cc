@@ -18,17 +18,16 @@ namespace hn = hwy::HWY_NAMESPACE;
 uint64_t RunMulAddLoop(uint64_t steps) {
   constexpr size_t kChains = 12;
   const hn::ScalableTag<float> d;
-  using V = hn::Vec<decltype(d)>;
   // Both operands come from memory, and the sums are stored: nothing can be computed beforehand.
   volatile float start = 0.999f;
-  const V factor = hn::Set(d, start);
-  const V term = hn::Set(d, start);
-  V sums[kChains];
+  const auto factor = hn::Set(d, start);
+  const auto term = hn::Set(d, start);
+  hn::Vec<decltype(d)> sums[kChains];
   for (size_t k = 0; k < kChains; ++k) sums[k] = hn::Set(d, start * static_cast<float>(k));
   for (uint64_t i = 0; i < steps; ++i) {
-    for (V& sum : sums) sum = hn::MulAdd(sum, factor, term);
+    for (auto& sum : sums) sum = hn::MulAdd(sum, factor, term);
   }
-  V all = sums[0];
+  auto all = sums[0];
   for (size_t k = 1; k < kChains; ++k) all = hn::Add(all, sums[k]);
   volatile float sink = hn::GetLane(all);
   static_cast<void>(sink);
