@@ -151,8 +151,9 @@ void AddKernelsFlags(CLI::App* sub, KernelsOptions* o, int* code) {
   sub->add_option("--format", o->formats,
                   "int4-g32, int4-g64, int4-g128, int4-row, int8-row, bf16, f32")
       ->delimiter(',');
-  sub->add_option("--activations", o->activations, "int8, f32 or both")
-      ->check(CLI::IsMember({"int8", "f32", "both"}));
+  sub->add_option("--activations", o->activations, "int8, int8x2 (two planes), f32")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"int8", "int8x2", "f32"}));
   sub->add_option("--target", o->targets, "SIMD targets (default: the best)")->delimiter(',');
   sub->add_option("--rows", o->rows, "Rows of activations")
       ->delimiter(',')

@@ -108,9 +108,9 @@ struct Figure {
 // All numbers of rows of one format, shape and kind of activations.
 class ProductBench {
  public:
-  ProductBench(const KernelsOptions& options, const PackedMatrix& shape, bool int8)
+  ProductBench(const KernelsOptions& options, const PackedMatrix& shape, int32_t planes)
       : options_(options),
-        int8_(int8),
+        planes_(planes),
         parallel_(options.threads),
         weights_(shape, options.bytes),
         most_(S(*std::max_element(options.rows.begin(), options.rows.end()))),
@@ -120,9 +120,9 @@ class ProductBench {
     std::mt19937 random(1);
     std::uniform_real_distribution<float> uniform(-1, 1);
     for (float& v : x_) v = uniform(random);
-    if (int8_) {
-      quantised_ =
-          ParallelQuantise(parallel_, weights_.Next(), x_.data(), nullptr, most_, memory_.data());
+    if (planes_ > 0) {
+      quantised_ = ParallelQuantise(parallel_, weights_.Next(), x_.data(), nullptr, most_,
+                                    memory_.data(), planes_);
     }
   }
 
@@ -162,7 +162,7 @@ class ProductBench {
     return SecondsOf([&] {
              for (size_t n = 0; n < products; ++n) {
                const PackedMatrix w = weights_.Next();
-               if (int8_) {
+               if (planes_ > 0) {
                  ParallelMatmulInt8(parallel_, w, quantised_, nullptr, rows, y_.data());
                } else {
                  ParallelMatmul(parallel_, w, x_.data(), rows, y_.data());
@@ -192,7 +192,7 @@ class ProductBench {
     const double s = SecondsOf([&] {
       parallel_.For(threads, 1, [&](size_t begin, size_t end) {
         for (size_t t = begin; t < end; ++t) {
-          done[t] = int8_ ? RunDotLoop(uint64_t{1} << 19) : RunMulAddLoop(uint64_t{1} << 19);
+          done[t] = planes_ > 0 ? RunDotLoop(uint64_t{1} << 19) : RunMulAddLoop(uint64_t{1} << 19);
         }
       });
     });
@@ -202,7 +202,7 @@ class ProductBench {
   }
 
   const KernelsOptions& options_;
-  const bool int8_;
+  const int32_t planes_;  // 0: f32
   TbbParallel parallel_;
   Weights weights_;
   size_t most_;
@@ -212,15 +212,16 @@ class ProductBench {
 };
 
 void AddProducts(const KernelsOptions& options, const std::string& format, const std::string& shape,
-                 bool int8, Table* table) {
+                 const std::string& activations, Table* table) {
   const PackedMatrix matrix = MatrixOf(format, shape);
-  if (int8 && !TakesInt8(matrix)) return;
-  ProductBench bench(options, matrix, int8);
+  const int32_t planes = activations == "f32" ? 0 : activations == "int8" ? 1 : 2;
+  if ((planes == 1 && !TakesInt8(matrix)) || (planes == 2 && !TakesTwoPlanes(matrix))) return;
+  ProductBench bench(options, matrix, planes);
   const std::vector<Figure> figures = bench.Run();
   for (size_t k = 0; k < figures.size(); ++k) {
     const Figure& f = figures[k];
     const double rate = bench.MultiplyAdds(S(options.rows[k])) / f.seconds;
-    table->Add({SimdTarget(), "product", format, int8 ? "int8" : "f32", shape,
+    table->Add({SimdTarget(), "product", format, activations, shape,
                 std::to_string(options.rows[k]), fmt::format("{:.3f}", f.seconds * 1e3),
                 fmt::format("{:.1f}", static_cast<double>(bench.Useful()) / f.seconds / 1e9),
                 fmt::format("{:.1f}", 100 * f.read_share), fmt::format("{:.1f}", 2 * rate / 1e9),
@@ -269,8 +270,9 @@ int RunKernels(const KernelsOptions& options) {
     arena.execute([&] {
       for (const std::string& format : options.formats) {
         for (const std::string& shape : options.shapes) {
-          if (options.activations != "f32") AddProducts(options, format, shape, true, &table);
-          if (options.activations != "int8") AddProducts(options, format, shape, false, &table);
+          for (const std::string& activations : options.activations) {
+            AddProducts(options, format, shape, activations, &table);
+          }
         }
       }
       if (options.attention) AddAttention(options, &table);

@@ -14,7 +14,8 @@ namespace colibri {
 
 struct KernelsOptions {
   std::vector<std::string> formats = {"int4-g64", "int4-row", "int8-row"};
-  std::string activations = "both";  // "int8", "f32" or "both"
+  // int8x2: two planes of int8, of which each costs a dot.
+  std::vector<std::string> activations = {"int8", "int8x2", "f32"};
   std::vector<std::string> targets;  // none: the best of the machine
   std::vector<int32_t> rows = {1, 2, 4, 8, 16, 64, 256};
   std::vector<std::string> shapes = {"2048x6144", "6144x2048"};  // outputs x inputs

@@ -22,7 +22,7 @@ namespace HWY_NAMESPACE {
 template <class Kind, size_t kRows>
 HWY_NOINLINE void MultiplyFew(const Strip& strip, const Shape& shape, const Activations& a,
                               size_t first, size_t rows, float* out, size_t out_stride) {
-  const RowBlock<kRows> block(a, first, rows);
+  const RowBlock<kRows, Kind::kPlanes> block(a, first, rows);
   alignas(64) uint32_t words[kPanelWords];
   alignas(64) float scales[16 * kStripOutputs];
   alignas(64) std::byte scratch[kStripOutputs * kPanelBytes];
@@ -88,10 +88,11 @@ HWY_INLINE VI32 CorrectionHalves(int32_t low, int32_t high) {
 }
 
 // One row of int4: sixteen outputs in lockstep, their lanes added up by a tree.
-HWY_NOINLINE void MultiplyOne(Int4Run64, const Strip& strip, const Shape& shape,
+template <size_t kPlanes>
+HWY_NOINLINE void MultiplyOne(Int4Run64<kPlanes>, const Strip& strip, const Shape& shape,
                               const Activations& a, size_t row, float* out) {
   const U32s d;
-  const RowBlock<1> x(a, row, 1);
+  const RowBlock<1, kPlanes> x(a, row, 1);
   alignas(64) float scales[16 * kStripOutputs];
   alignas(64) std::byte scratch[kStripOutputs * kPanelBytes];
   V sum = hn::Zero(F32());
@@ -106,13 +107,22 @@ HWY_NOINLINE void MultiplyOne(Int4Run64, const Strip& strip, const Shape& shape,
     size_t stride;
     const std::byte* from = strip.Panel(panel, scratch, &stride);
     PrefetchWeights<kStripOutputs>(strip, panel * kStripOutputs * kPanelBytes);
-    const int8_t* values = x.values[0] + panel * 128;
-    const VU32 even = LoadHalves(values, values + 64), odd = LoadHalves(values + 32, values + 96);
+    VU32 even[kPlanes], odd[kPlanes];
+    for (size_t p = 0; p < kPlanes; ++p) {
+      const int8_t* values = x.values[p] + panel * 128;
+      even[p] = LoadHalves(values, values + 64);
+      odd[p] = LoadHalves(values + 32, values + 96);
+    }
     VI32 v[kStripOutputs], dots[2];
     for (size_t o = 0; o < kStripOutputs; ++o) {
       const VU32 packed = hn::LoadU(d, reinterpret_cast<const uint32_t*>(from + o * stride));
-      v[o] = DotNibbles(DotNibbles(hn::Zero(I32s()), LowNibbles(packed), even), HighNibbles(packed),
-                        odd);
+      const VU32 low = LowNibbles(packed), high = HighNibbles(packed);
+      VI32 both_planes = hn::Zero(I32s());
+      for (size_t p = 0; p < kPlanes; ++p) {
+        if (p > 0) both_planes = hn::ShiftLeft<7>(both_planes);
+        both_planes = DotNibbles(DotNibbles(both_planes, low, even[p]), high, odd[p]);
+      }
+      v[o] = both_planes;
     }
     AddLanes(v, dots, dots + 1);
     for (size_t k = 0; k < std::min(shape.panel_runs, shape.runs - run); ++k) {
@@ -127,12 +137,13 @@ HWY_NOINLINE void MultiplyOne(Int4Run64, const Strip& strip, const Shape& shape,
 
 // One row of int8: eight outputs and two runs of each at a time. Rows of whole KBs lie in two sets
 // of the first-level cache, which sixteen of them fill (78 % of the read loop, so 9x).
-HWY_NOINLINE void MultiplyOne(Int8Run64, const Strip& strip, const Shape& shape,
+template <size_t kPlanes>
+HWY_NOINLINE void MultiplyOne(Int8Run64<kPlanes>, const Strip& strip, const Shape& shape,
                               const Activations& a, size_t row, float* out) {
   constexpr size_t kOutputs = 8;
   const U32s d;
   const hn::Half<F32> half;
-  const RowBlock<1> x(a, row, 1);
+  const RowBlock<1, kPlanes> x(a, row, 1);
   alignas(64) float scales[kStripOutputs];
   strip.Scales(0, 1, scales);
   for (size_t first = 0; first < kStripOutputs; first += kOutputs) {
@@ -142,13 +153,20 @@ HWY_NOINLINE void MultiplyOne(Int8Run64, const Strip& strip, const Shape& shape,
       PrefetchWeights<kStripOutputs>(strip, (first * shape.runs + run * kOutputs) * 64);
       VI32 v[kStripOutputs], dots[2];
       for (size_t k = 0; k < 2; ++k) {
-        const VU32 values =
-            hn::LoadU(d, reinterpret_cast<const uint32_t*>(x.values[0] + (run + k) * 64));
+        VU32 values[kPlanes];
+        for (size_t p = 0; p < kPlanes; ++p) {
+          values[p] = hn::LoadU(d, reinterpret_cast<const uint32_t*>(x.values[p] + (run + k) * 64));
+        }
         for (size_t o = 0; o < kOutputs; ++o) {
           alignas(64) std::byte scratch[64];
           const std::byte* from = strip.Run(first + o, (run + k) * 64, 64, scratch);
           const VU32 packed = hn::LoadU(d, reinterpret_cast<const uint32_t*>(from));
-          v[k * kOutputs + o] = DotBytes(hn::Zero(I32s()), ByteWeights(packed), values);
+          VI32 both_planes = hn::Zero(I32s());
+          for (size_t p = 0; p < kPlanes; ++p) {
+            if (p > 0) both_planes = hn::ShiftLeft<7>(both_planes);
+            both_planes = DotBytes(both_planes, ByteWeights(packed), values[p]);
+          }
+          v[k * kOutputs + o] = both_planes;
         }
       }
       AddLanes(v, dots, dots + 1);
@@ -184,7 +202,7 @@ constexpr size_t kLaneOutputs = 4;
 // [block][row]. Beyond the last row it is repeated.
 struct LanePack {
   LanePack(const Shape& shape, const Activations& a, size_t first, size_t rows) {
-    const RowBlock<kLaneRows> block(a, first, rows);
+    const RowBlock<kLaneRows, 1> block(a, first, rows);
     alignas(64) std::byte bytes[kLaneRows * 64];
     for (size_t run = 0; run < shape.runs; ++run) {
       for (size_t m = 0; m < kLaneRows; ++m) {

@@ -52,11 +52,13 @@ struct AttentionRow {
 // dots of one weight format want them. `run`: inputs of one exact integer dot, min(group, 64).
 // `even_odd` (int4): within a block the 32 even inputs, then the odd ones, so that the nibbles of
 // a weight byte meet their inputs without a shuffle. Owns nothing; Place() lays the parts out.
+// Two planes make 15 bits: value = 128 * first + second (second -64 .. 63), for runs of 64.
 struct QuantisedRows {
   int32_t cols = 0;
   int32_t run = 64;
   bool even_odd = true;
-  int8_t* values = nullptr;  // [rows][ValueStride()], zeros beyond cols
+  int32_t planes = 1;
+  int8_t* values = nullptr;  // [rows][planes][ValueStride()], zeros beyond cols
   float* scales = nullptr;   // [rows][ScaleStride()]; NaN: an input was not finite
   // [rows][RunStride()]: what weights stored with an offset add too much, -8 (int4) or -128 (int8)
   // times the sum of the run's values.
@@ -65,14 +67,16 @@ struct QuantisedRows {
   constexpr size_t ValueStride() const { return (static_cast<size_t>(cols) + 127) / 128 * 128; }
   constexpr size_t ScaleStride() const { return ValueStride() / 64; }
   constexpr size_t RunStride() const { return ValueStride() / static_cast<size_t>(run); }
-  constexpr size_t RowBytes() const { return ValueStride() + 4 * (ScaleStride() + RunStride()); }
-  // Bytes that Place needs at most, for any weight format (runs of 16). From 64 inputs on, as all
-  // such matrices have, no more than the rows take as floats.
-  static constexpr size_t MaxBytes(size_t rows, int32_t cols) {
-    return rows * QuantisedRows{cols, 16}.RowBytes();
+  constexpr size_t RowValues() const { return static_cast<size_t>(planes) * ValueStride(); }
+  constexpr size_t RowBytes() const { return RowValues() + 4 * (ScaleStride() + RunStride()); }
+  // Bytes that Place needs at most for one plane, for any weight format (runs of 16). From 64
+  // inputs on, as all such matrices have, no more than the rows take as floats; nor do two planes.
+  static constexpr size_t MaxBytes(size_t rows, int32_t cols, int32_t planes = 1) {
+    return rows * QuantisedRows{cols, planes == 1 ? 16 : 64, true, planes}.RowBytes();
   }
   // Lays rows for multiplication with matrices like `w` out in `memory`, aligned to 4.
-  static QuantisedRows Place(const PackedMatrix& w, std::byte* memory, size_t rows);
+  static QuantisedRows Place(const PackedMatrix& w, std::byte* memory, size_t rows,
+                             int32_t planes = 1);
 };
 
 // Attention of rows of one sequence over its latents (absorbed MLA, model spec 3.4): for each row
@@ -130,7 +134,8 @@ constexpr size_t IndexScratch(int32_t heads, int32_t width) {
   void Matmul(const PackedMatrix& w, int32_t first, int32_t last, const float* x, size_t x_stride, \
               size_t rows, float* y, size_t y_stride);                                             \
   /* x as int8: scale = max|x| / 127 of each 64 inputs, value = x * (127 / max|x|) to nearest */   \
-  /* even. Blocks whose largest magnitude is below 2^-110 become zeros.                         */ \
+  /* even; with two planes 16,319 in place of 127. Blocks whose largest magnitude is below      */ \
+  /* 2^-110 become zeros.                                                                       */ \
   void QuantiseRows(const float* x, size_t x_stride, size_t rows, const QuantisedRows& to);        \
   /* Matmul with int8 activations, for matrices with TakesInt8: for each run an exact int32 dot,*/ \
   /* then acc = fma(float(dot), weight scale * input scale, acc), ascending (decisions: integer */ \

@@ -71,7 +71,7 @@ template <class Kind, size_t kRows>
 HWY_NOINLINE void MultiplyTile(const Tile& tile, const Shape& shape, size_t first_panel,
                                size_t panels, size_t scale_step, const Activations& a, size_t first,
                                size_t rows, float* out) {
-  const RowBlock<kRows> block(a, first, rows);
+  const RowBlock<kRows, Kind::kPlanes> block(a, first, rows);
   const size_t valid = std::min(kRows, rows);
   Vec16 sums[kRows][kTileStrips];
   for (size_t m = 0; m < kRows; ++m) {
@@ -106,9 +106,11 @@ HWY_NOINLINE void MultiplyMany(const Strip* strips, const Shape& shape, const Ac
   for (size_t panel = 0; panel < shape.panels; panel += kTilePanels) {
     const size_t panels = std::min(kTilePanels, shape.panels - panel);
     for (size_t s = 0; s < kTileStrips; ++s) FillTile(strips[s], shape, panel, panels, s, &tile);
-    for (size_t m = 0; m < rows; m += kManyRows) {
-      MultiplyTile<Kind, kManyRows>(tile, shape, panel, panels, step, a, first + m, rows - m,
-                                    out + m * kTileStride);
+    // As many rows of either kind fill the registers.
+    constexpr size_t kRows = std::max<size_t>(1, kManyRows / Kind::kPlanes);
+    for (size_t m = 0; m < rows; m += kRows) {
+      MultiplyTile<Kind, kRows>(tile, shape, panel, panels, step, a, first + m, rows - m,
+                                out + m * kTileStride);
     }
   }
 }
@@ -122,7 +124,7 @@ constexpr size_t kRowGroup = 256;
 template <class Kind>
 HWY_INLINE void MultiplyStrips(const Strip* strips, size_t count, const Shape& shape,
                                const Activations& a, size_t first, size_t rows, float* out) {
-  if (rows > kLaneRows) {
+  if (rows * Kind::kPlanes > kLaneRows) {
     const Strip both[kTileStrips] = {strips[0], strips[count - 1]};
     return MultiplyMany<Kind>(both, shape, a, first, rows, out);
   }
@@ -136,14 +138,15 @@ HWY_INLINE void MultiplyStrips(const Strip* strips, size_t count, const Shape& s
       }
     }
 #endif
+    constexpr size_t kMost = 8 / Kind::kPlanes, kSome = 4 / Kind::kPlanes;
     size_t m = 0;
-    for (; m + 4 < rows; m += 8) {
-      MultiplyFew<Kind, 8>(strips[s], shape, a, first + m, rows - m, to + m * kTileStride,
-                           kTileStride);
+    for (; m + kSome < rows; m += kMost) {
+      MultiplyFew<Kind, kMost>(strips[s], shape, a, first + m, rows - m, to + m * kTileStride,
+                               kTileStride);
     }
-    for (; m + 1 < rows; m += 4) {
-      MultiplyFew<Kind, 4>(strips[s], shape, a, first + m, rows - m, to + m * kTileStride,
-                           kTileStride);
+    for (; m + 1 < rows; m += kSome) {
+      MultiplyFew<Kind, kSome>(strips[s], shape, a, first + m, rows - m, to + m * kTileStride,
+                               kTileStride);
     }
     for (; m < rows; ++m) {
       MultiplyFew<Kind, 1>(strips[s], shape, a, first + m, 1, to + m * kTileStride, kTileStride);
@@ -167,7 +170,7 @@ HWY_NOINLINE void MultiplyPacked(const Shape& shape, const Activations& a, size_
 template <class Kind, class EachStrips>
 HWY_INLINE void MultiplyRows(const Shape& shape, const Activations& a, size_t first, size_t rows,
                              const EachStrips& each) {
-  if constexpr (Kind::kRunColumns > 0) {
+  if constexpr (Kind::kRunColumns > 0 && Kind::kPlanes == 1) {
     if (rows >= kPackedRows && rows <= kLaneRows && a.x.ValueStride() <= kLaneInputs) {
       return MultiplyPacked<Kind>(shape, a, first, rows, each);
     }
@@ -178,9 +181,12 @@ HWY_INLINE void MultiplyRows(const Shape& shape, const Activations& a, size_t fi
 
 // Calls body(Kind()) for what `w` needs.
 template <class Body>
-HWY_INLINE void WithKind(const PackedMatrix& w, const Body& body) {
-  if (w.format == WeightFormat::kInt8Row) return body(Int8Run64());
-  if (Int8Run(w) == 64) return body(Int4Run64());
+HWY_INLINE void WithKind(const PackedMatrix& w, int32_t planes, const Body& body) {
+  const bool two = planes == 2;
+  if (w.format == WeightFormat::kInt8Row) {
+    return two ? body(Int8Run64<2>()) : body(Int8Run64<1>());
+  }
+  if (Int8Run(w) == 64) return two ? body(Int4Run64<2>()) : body(Int4Run64<1>());
   return body(Int4AnyRun());
 }
 
@@ -189,7 +195,7 @@ void MatmulInt8(const PackedMatrix& w, int32_t first, int32_t last, const Quanti
   const Activations a{x, index};
   const Shape shape(x);
   const auto end = static_cast<size_t>(last);
-  WithKind(w, [&](auto kind) COLIBRI_ATTR {
+  WithKind(w, x.planes, [&](auto kind) COLIBRI_ATTR {
     for (size_t row = 0; row < rows; row += kRowGroup) {
       const size_t n = std::min(kRowGroup, rows - row);
       MultiplyRows<decltype(kind)>(shape, a, row, n, [&](const auto& multiply) COLIBRI_ATTR {
@@ -216,7 +222,7 @@ void GateUpInt8(const PackedMatrix& gate, const PackedMatrix& up, int32_t first,
   const Activations a{x, index};
   const Shape shape(x);
   const auto end = static_cast<size_t>(last);
-  WithKind(gate, [&](auto kind) COLIBRI_ATTR {
+  WithKind(gate, x.planes, [&](auto kind) COLIBRI_ATTR {
     for (size_t row = 0; row < rows; row += kRowGroup) {
       const size_t n = std::min(kRowGroup, rows - row);
       MultiplyRows<decltype(kind)>(shape, a, row, n, [&](const auto& multiply) COLIBRI_ATTR {

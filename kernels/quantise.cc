@@ -34,13 +34,27 @@ HWY_INLINE uint32_t LargestMagnitude(const float* x, size_t n) {
   return largest;
 }
 
+constexpr size_t kBlock = 64;
+
+// Values of one block as bytes in the order of the weights.
+HWY_INLINE void StoreBlock(const int32_t* from, bool even_odd, int8_t* to) {
+  if (even_odd) {
+    for (size_t i = 0; i < kBlock / 2; ++i) {
+      to[i] = static_cast<int8_t>(from[2 * i]);
+      to[kBlock / 2 + i] = static_cast<int8_t>(from[2 * i + 1]);
+    }
+  } else {
+    for (size_t i = 0; i < kBlock; ++i) to[i] = static_cast<int8_t>(from[i]);
+  }
+}
+
 void QuantiseRows(const float* x, size_t x_stride, size_t rows, const QuantisedRows& to) {
-  constexpr size_t kBlock = 64;
   constexpr uint32_t kInfinity = 0x7F800000u;
   const auto cols = static_cast<size_t>(to.cols), run = static_cast<size_t>(to.run);
   const int32_t offset = to.even_odd ? -8 : -128;
+  const float steps = to.planes == 2 ? kTwoPlaneSteps : kOnePlaneSteps;
   for (size_t r = 0; r < rows; ++r) {
-    int8_t* values = to.values + r * to.ValueStride();
+    int8_t* values = to.values + r * to.RowValues();
     int32_t* corrections = to.corrections + r * to.RunStride();
     for (size_t begin = 0; begin < to.ValueStride(); begin += kBlock) {
       alignas(64) float in[kBlock] = {};
@@ -55,9 +69,9 @@ void QuantiseRows(const float* x, size_t x_stride, size_t rows, const QuantisedR
       to.scales[r * to.ScaleStride() + begin / kBlock] =
           !finite ? std::numeric_limits<float>::quiet_NaN()
           : zeros ? 0
-                  : largest / 127;
+                  : largest / steps;
       if (zeros) std::memset(in, 0, sizeof(in));
-      const V inverse = hn::Set(F32(), zeros ? 0 : 127 / largest);
+      const V inverse = hn::Set(F32(), zeros ? 0 : steps / largest);
       for (size_t i = 0; i < kBlock; i += kLanes) {
         hn::Store(hn::NearestInt(hn::Mul(hn::Load(F32(), in + i), inverse)), I32s(), whole + i);
       }
@@ -66,15 +80,16 @@ void QuantiseRows(const float* x, size_t x_stride, size_t rows, const QuantisedR
         for (size_t i = k; i < k + run; ++i) sum += whole[i];
         corrections[(begin + k) / run] = offset * sum;
       }
-      int8_t* out = values + begin;
-      if (to.even_odd) {
-        for (size_t i = 0; i < kBlock / 2; ++i) {
-          out[i] = static_cast<int8_t>(whole[2 * i]);
-          out[kBlock / 2 + i] = static_cast<int8_t>(whole[2 * i + 1]);
+      if (to.planes == 2) {
+        alignas(64) int32_t low[kBlock];
+        for (size_t i = 0; i < kBlock; ++i) {
+          const int32_t high = (whole[i] + 64) >> 7;
+          low[i] = whole[i] - 128 * high;
+          whole[i] = high;
         }
-      } else {
-        for (size_t i = 0; i < kBlock; ++i) out[i] = static_cast<int8_t>(whole[i]);
+        StoreBlock(low, to.even_odd, values + to.ValueStride() + begin);
       }
+      StoreBlock(whole, to.even_odd, values + begin);
     }
   }
 }
@@ -91,10 +106,12 @@ namespace colibri {
 
 HWY_EXPORT(QuantiseRows);
 
-QuantisedRows QuantisedRows::Place(const PackedMatrix& w, std::byte* memory, size_t rows) {
+QuantisedRows QuantisedRows::Place(const PackedMatrix& w, std::byte* memory, size_t rows,
+                                   int32_t planes) {
   QuantisedRows q;
   q.cols = w.cols;
   q.run = Int8Run(w);
+  q.planes = planes;
   q.even_odd = w.format != WeightFormat::kInt8Row;
   q.scales = reinterpret_cast<float*>(memory);
   q.corrections = reinterpret_cast<int32_t*>(memory + rows * q.ScaleStride() * 4);

@@ -21,6 +21,7 @@ size_t PlaceOf(const QuantisedRows& q, size_t i) {
 
 void QuantiseBlock(const float* x, size_t n, size_t begin, const QuantisedRows& to, int8_t* values,
                    float* scale) {
+  const float steps = to.planes == 2 ? kTwoPlaneSteps : kOnePlaneSteps;
   float largest = 0;
   bool finite = true;
   for (size_t i = 0; i < n; ++i) {
@@ -28,12 +29,22 @@ void QuantiseBlock(const float* x, size_t n, size_t begin, const QuantisedRows& 
     largest = std::max(largest, std::fabs(x[i]));
   }
   const bool zeros = !finite || largest < 0x1p-110f;
-  *scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zeros ? 0 : largest / 127;
-  const float inverse = zeros ? 0 : 127 / largest;
+  *scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zeros ? 0 : largest / steps;
+  const float inverse = zeros ? 0 : steps / largest;
   for (size_t i = 0; i < kBlock; ++i) {
-    values[PlaceOf(to, begin + i)] =
-        zeros || i >= n ? int8_t{0} : static_cast<int8_t>(std::nearbyint(x[i] * inverse));
+    const auto value = zeros || i >= n ? 0 : static_cast<int32_t>(std::nearbyint(x[i] * inverse));
+    const int32_t high = to.planes == 2 ? (value + 64) >> 7 : value;
+    values[PlaceOf(to, begin + i)] = static_cast<int8_t>(high);
+    if (to.planes == 2) {
+      values[to.ValueStride() + PlaceOf(to, begin + i)] = static_cast<int8_t>(value - 128 * high);
+    }
   }
+}
+
+// The whole value of input i.
+int32_t ValueAt(const QuantisedRows& q, const int8_t* values, size_t i) {
+  const size_t place = PlaceOf(q, i);
+  return q.planes == 2 ? 128 * values[place] + values[q.ValueStride() + place] : values[place];
 }
 
 int32_t WeightAt(const PackedMatrix& w, size_t row, size_t col) {
@@ -53,14 +64,14 @@ float ScaleOf(const PackedMatrix& w, size_t row, size_t col) {
 }
 
 float DotRow(const PackedMatrix& w, size_t output, const QuantisedRows& x, size_t row) {
-  const int8_t* values = x.values + row * x.ValueStride();
+  const int8_t* values = x.values + row * x.RowValues();
   const float* scales = x.scales + row * x.ScaleStride();
   const auto cols = static_cast<size_t>(x.cols), run = static_cast<size_t>(x.run);
   float sum = 0;
   for (size_t begin = 0; begin < cols; begin += run) {
     int32_t dot = 0;
     for (size_t i = begin; i < std::min(cols, begin + run); ++i) {
-      dot += WeightAt(w, output, i) * values[PlaceOf(x, i)];
+      dot += WeightAt(w, output, i) * ValueAt(x, values, i);
     }
     const float scale = ScaleOf(w, output, begin) * scales[begin / kBlock];
     sum = std::fma(static_cast<float>(dot), scale, sum);
@@ -73,7 +84,7 @@ float DotRow(const PackedMatrix& w, size_t output, const QuantisedRows& x, size_
 void QuantiseRows(const float* x, size_t x_stride, size_t rows, const QuantisedRows& to) {
   const auto cols = static_cast<size_t>(to.cols), run = static_cast<size_t>(to.run);
   for (size_t r = 0; r < rows; ++r) {
-    int8_t* values = to.values + r * to.ValueStride();
+    int8_t* values = to.values + r * to.RowValues();
     for (size_t begin = 0; begin < to.ValueStride(); begin += kBlock) {
       const size_t n = begin < cols ? std::min(kBlock, cols - begin) : 0;
       QuantiseBlock(x + r * x_stride + begin, n, begin, to, values,
@@ -81,7 +92,7 @@ void QuantiseRows(const float* x, size_t x_stride, size_t rows, const QuantisedR
     }
     for (size_t k = 0; k < to.RunStride(); ++k) {
       int32_t sum = 0;
-      for (size_t i = k * run; i < (k + 1) * run; ++i) sum += values[PlaceOf(to, i)];
+      for (size_t i = k * run; i < (k + 1) * run; ++i) sum += ValueAt(to, values, i);
       to.corrections[r * to.RunStride() + k] = (to.even_odd ? -8 : -128) * sum;
     }
   }

@@ -25,15 +25,21 @@ constexpr size_t kPanelColumns = kPanelBytes / 4;
 constexpr size_t kPanelWords = kPanelColumns * kStripOutputs;
 
 // kRunColumns: panel columns of one run; 0: known at run time only (groups of 16 and 32).
+// kPlanes: of the activations, of which each is a row of its own until its dots are put together.
+template <size_t kOf>
 struct Int4Run64 {
+  static constexpr size_t kPlanes = kOf;
   static constexpr bool kNibbles = true;
   static constexpr size_t kRunColumns = 8;
 };
 struct Int4AnyRun {
+  static constexpr size_t kPlanes = 1;
   static constexpr bool kNibbles = true;
   static constexpr size_t kRunColumns = 0;
 };
+template <size_t kOf>
 struct Int8Run64 {
+  static constexpr size_t kPlanes = kOf;
   static constexpr bool kNibbles = false;
   static constexpr size_t kRunColumns = 16;
 };
@@ -131,17 +137,19 @@ struct Activations {
 };
 
 // kRows rows of activations; beyond the last the last is repeated.
-template <size_t kRows>
+template <size_t kRows, size_t kPlanes>
 struct RowBlock {
   RowBlock(const Activations& a, size_t first, size_t rows) {
     for (size_t m = 0; m < kRows; ++m) {
       const size_t row = a.Row(first + std::min(m, rows - 1));
-      values[m] = a.x.values + row * a.x.ValueStride();
+      for (size_t p = 0; p < kPlanes; ++p) {
+        values[m * kPlanes + p] = a.x.values + row * a.x.RowValues() + p * a.x.ValueStride();
+      }
       scales[m] = a.x.scales + row * a.x.ScaleStride();
       corrections[m] = a.x.corrections + row * a.x.RunStride();
     }
   }
-  const int8_t* values[kRows];
+  const int8_t* values[kRows * kPlanes];
   const float* scales[kRows];
   const int32_t* corrections[kRows];
 };
@@ -160,15 +168,18 @@ HWY_INLINE VU32 Broadcast(const int8_t* four) {
 // `scales`: of those runs, `scale_step` floats apart.
 template <class Kind, size_t kRows, size_t kStrips>
 HWY_INLINE void AddPanel(const uint32_t* const* panels, const float* const* scales,
-                         size_t scale_step, const RowBlock<kRows>& rows, size_t panel, size_t run,
-                         size_t runs, size_t run_columns, Vec16 (&sums)[kRows][kStrips]) {
+                         size_t scale_step, const RowBlock<kRows, Kind::kPlanes>& rows,
+                         size_t panel, size_t run, size_t runs, size_t run_columns,
+                         Vec16 (&sums)[kRows][kStrips]) {
   const U32s d;
   const size_t columns = Kind::kRunColumns > 0 ? Kind::kRunColumns : run_columns;
+  constexpr size_t kPlanes = Kind::kPlanes, kPlaneRows = kRows * kPlanes;
   for (size_t k = 0; k < runs; ++k) {
-    Vec16i dots[kRows][kStrips];
-    for (size_t m = 0; m < kRows; ++m) {
-      const bool corrected = Kind::kNibbles || kByteZero != 0;
-      const VI32 start = hn::Set(I32s(), corrected ? rows.corrections[m][run + k] : 0);
+    Vec16i dots[kPlaneRows][kStrips];
+    for (size_t m = 0; m < kPlaneRows; ++m) {
+      // Of all planes together, so one of them gets it.
+      const bool corrected = (Kind::kNibbles || kByteZero != 0) && (m + 1) % kPlanes == 0;
+      const VI32 start = hn::Set(I32s(), corrected ? rows.corrections[m / kPlanes][run + k] : 0);
       for (size_t s = 0; s < kStrips; ++s) {
         for (size_t p = 0; p < kParts; ++p) dots[m][s].part[p] = start;
       }
@@ -186,7 +197,7 @@ HWY_INLINE void AddPanel(const uint32_t* const* panels, const float* const* scal
       }
       if constexpr (Kind::kNibbles) {
         const size_t at = panel * 128 + column / 8 * 64 + column % 8 * 4;
-        for (size_t m = 0; m < kRows; ++m) {
+        for (size_t m = 0; m < kPlaneRows; ++m) {
           const VU32 even = Broadcast(rows.values[m] + at);
           for (size_t s = 0; s < kStrips; ++s) {
             for (size_t p = 0; p < kParts; ++p) {
@@ -194,7 +205,7 @@ HWY_INLINE void AddPanel(const uint32_t* const* panels, const float* const* scal
             }
           }
         }
-        for (size_t m = 0; m < kRows; ++m) {
+        for (size_t m = 0; m < kPlaneRows; ++m) {
           const VU32 odd = Broadcast(rows.values[m] + at + 32);
           for (size_t s = 0; s < kStrips; ++s) {
             for (size_t p = 0; p < kParts; ++p) {
@@ -204,7 +215,7 @@ HWY_INLINE void AddPanel(const uint32_t* const* panels, const float* const* scal
         }
       } else {
         const size_t at = panel * 64 + column * 4;
-        for (size_t m = 0; m < kRows; ++m) {
+        for (size_t m = 0; m < kPlaneRows; ++m) {
           const VU32 x = Broadcast(rows.values[m] + at);
           for (size_t s = 0; s < kStrips; ++s) {
             for (size_t p = 0; p < kParts; ++p) {
@@ -221,8 +232,12 @@ HWY_INLINE void AddPanel(const uint32_t* const* panels, const float* const* scal
       for (size_t m = 0; m < kRows; ++m) {
         const Vec16 both = Mul16(scale, Set16(rows.scales[m][block]));
         for (size_t p = 0; p < kParts; ++p) {
-          sums[m][s].part[p] = hn::MulAdd(hn::ConvertTo(F32(), dots[m][s].part[p]), both.part[p],
-                                          sums[m][s].part[p]);
+          VI32 dot = dots[m * kPlanes][s].part[p];
+          if constexpr (kPlanes == 2) {
+            dot = hn::Add(hn::ShiftLeft<7>(dot), dots[m * kPlanes + 1][s].part[p]);
+          }
+          sums[m][s].part[p] =
+              hn::MulAdd(hn::ConvertTo(F32(), dot), both.part[p], sums[m][s].part[p]);
         }
       }
     }

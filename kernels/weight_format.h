@@ -59,7 +59,13 @@ constexpr int32_t Int8Run(const PackedMatrix& m) {
   if (m.group >= m.cols || m.group % 64 == 0) return 64;
   return m.group == 16 || m.group == 32 ? m.group : 0;
 }
+// The largest magnitude of a quantised activation: int8's, and two planes' 127 * 128 + 63.
+inline constexpr float kOnePlaneSteps = 127;
+inline constexpr float kTwoPlaneSteps = 16319;
 constexpr bool TakesInt8(const PackedMatrix& m) { return Int8Run(m) > 0; }
+
+// Whether two planes of activations can be multiplied with it: runs of 64.
+constexpr bool TakesTwoPlanes(const PackedMatrix& m) { return Int8Run(m) == 64; }
 
 constexpr uint64_t DataBytes(const PackedMatrix& m) {
   return RowBytes(m.format, m.cols) * static_cast<uint64_t>(m.rows);

@@ -27,7 +27,10 @@ void ForEachBuffer(const Model& model, const FrameShape& shape, Frame* f, Visit&
   const auto at = [f](float* Frame::*member) { return f == nullptr ? nullptr : &(f->*member); };
   visit(at(&Frame::x), rows * hidden);
   visit(at(&Frame::normed), rows * hidden);
-  visit(at(&Frame::normed8_memory), QuantisedRows::MaxBytes(rows, c.hidden) / sizeof(float));
+  // The MTP layer's input is two hidden vectors wide.
+  const int32_t inputs = model.HasMtp() ? 2 * c.hidden : c.hidden;
+  visit(at(&Frame::normed8_memory), QuantisedRows::MaxBytes(rows, inputs, 2) / sizeof(float));
+  visit(at(&Frame::q_latent8_memory), QuantisedRows::MaxBytes(rows, c.q_lora, 2) / sizeof(float));
   visit(at(&Frame::final), rows * hidden);
   visit(at(&Frame::rope_cos), rows * n(c.rope / 2));
   visit(at(&Frame::rope_sin), rows * n(c.rope / 2));

@@ -91,9 +91,11 @@ class Frame {
   // Residual stream and its norms, [rows][hidden].
   float* x = nullptr;
   float* normed = nullptr;
-  // `normed` as int8 for the layer's FFN weights; no values where they take f32.
-  QuantisedRows normed8;
+  // `normed` and `q_latent` as int8: in two planes for attention's projections, in one for the FFN.
+  // No values where the weights take f32.
+  QuantisedRows normed8, q_latent8;
   float* normed8_memory = nullptr;
+  float* q_latent8_memory = nullptr;
   float* final = nullptr;  // after the final norm (or the MTP layer's head norm)
   // Attention. Heads are the outer index within a row.
   float* rope_cos = nullptr;  // [rows][rope / 2]

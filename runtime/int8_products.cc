@@ -32,13 +32,14 @@ void ForOutputs(Parallel& parallel, const PackedMatrix& w, uint64_t rows, const 
 }  // namespace
 
 QuantisedRows ParallelQuantise(Parallel& parallel, const PackedMatrix& w, const float* x,
-                               const int32_t* index, size_t rows, float* memory) {
-  const QuantisedRows q = QuantisedRows::Place(w, reinterpret_cast<std::byte*>(memory), rows);
+                               const int32_t* index, size_t rows, float* memory, int32_t planes) {
+  const QuantisedRows q =
+      QuantisedRows::Place(w, reinterpret_cast<std::byte*>(memory), rows, planes);
   const size_t in = S(w.cols);
   parallel.For(rows, std::max<size_t>(1, kQuantiseInputs / in), [&](size_t begin, size_t end) {
     QuantisedRows row = q;
     for (size_t r = begin; r < end; ++r) {
-      row.values = q.values + r * q.ValueStride();
+      row.values = q.values + r * q.RowValues();
       row.scales = q.scales + r * q.ScaleStride();
       row.corrections = q.corrections + r * q.RunStride();
       QuantiseRows(x + (index == nullptr ? r : S(index[r])) * in, in, 1, row);
@@ -47,14 +48,14 @@ QuantisedRows ParallelQuantise(Parallel& parallel, const PackedMatrix& w, const 
   return q;
 }
 
-bool ServesToo(const QuantisedRows& x, const PackedMatrix& w) {
-  return x.values != nullptr && x.cols == w.cols && x.run == Int8Run(w) &&
+bool ServesToo(const QuantisedRows& x, const PackedMatrix& w, int32_t planes) {
+  return x.values != nullptr && x.cols == w.cols && x.planes == planes && x.run == Int8Run(w) &&
          x.even_odd == (w.format != WeightFormat::kInt8Row);
 }
 
 void ParallelMatmulInt8(Parallel& parallel, const PackedMatrix& w, const QuantisedRows& x,
                         const int32_t* index, size_t rows, float* y) {
-  ForOutputs(parallel, w, rows, [&](int32_t first, int32_t last) {
+  ForOutputs(parallel, w, rows * static_cast<size_t>(x.planes), [&](int32_t first, int32_t last) {
     MatmulInt8(w, first, last, x, index, rows, y, S(w.rows));
   });
 }

@@ -56,7 +56,8 @@ void Stages::MtpInput(Frame& frame) const {
       RmsNorm(frame.final + r * hidden, w.hnorm.data(), hidden, c.rms_eps, to + hidden);
     }
   });
-  MatmulRows(w.eh_proj, both, frame.Rows(), frame.x);
+  frame.normed8 = {};
+  WideProduct(w.eh_proj, both, frame.Rows(), frame.x, &frame.normed8, frame.normed8_memory);
 }
 
 void Stages::Route(Frame& frame, int32_t layer) const {
@@ -128,6 +129,15 @@ void Stages::Product(const PackedMatrix& w, const float* x, const int32_t* index
     std::memcpy(scratch + i * in, x + S(index[i]) * in, in * sizeof(float));
   }
   MatmulRows(w, index == nullptr ? x : scratch, rows, y);
+}
+
+void Stages::WideProduct(const PackedMatrix& w, const float* x, size_t rows, float* y,
+                         QuantisedRows* ready, float* memory) const {
+  if (!model_.Int8Activations() || !TakesTwoPlanes(w)) return MatmulRows(w, x, rows, y);
+  if (!ServesToo(*ready, w, 2)) {
+    *ready = ParallelQuantise(parallel_, w, x, nullptr, rows, memory, 2);
+  }
+  ParallelMatmulInt8(parallel_, w, *ready, nullptr, rows, y);
 }
 
 void Stages::QuantiseNormed(Frame& frame, int32_t layer) const {

@@ -91,6 +91,10 @@ class Stages {
   // takes them. For the classes that decisions name; `scratch` holds rows of x.
   void Product(const PackedMatrix& w, const float* x, const int32_t* index, size_t rows, float* y,
                float* scratch) const;
+  // y = w x for the first rows of x, with two planes of int8 activations if the matrix takes them.
+  // `ready`: x as it was quantised for another matrix, or to be made in `memory`.
+  void WideProduct(const PackedMatrix& w, const float* x, size_t rows, float* y,
+                   QuantisedRows* ready, float* memory) const;
   void QuantiseNormed(Frame& frame, int32_t layer) const;
   struct FfnBuffers {
     float* gate;  // [rows][width]

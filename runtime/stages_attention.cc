@@ -144,14 +144,14 @@ void Stages::Queries(Frame& frame, const LayerWeights& w) const {
   const ModelConfig& c = model_.Config();
   const size_t rows = frame.Rows(), heads = S(c.heads), lora = S(c.q_lora);
   const size_t nope = S(c.nope), rope = S(c.rope), head = S(c.QkHead()), latent = S(c.kv_lora);
-  MatmulRows(w.q_a, frame.normed, rows, frame.q_latent);
+  WideProduct(w.q_a, frame.normed, rows, frame.q_latent, &frame.normed8, frame.normed8_memory);
   parallel_.For(rows, Grain(4 * lora), [&](size_t begin, size_t end) {
     for (size_t r = begin; r < end; ++r) {
       float* q = frame.q_latent + r * lora;
       RmsNorm(q, w.q_a_norm.data(), lora, c.latent_eps, q);
     }
   });
-  MatmulRows(w.q_b, frame.q_latent, rows, frame.q);
+  WideProduct(w.q_b, frame.q_latent, rows, frame.q, &frame.q_latent8, frame.q_latent8_memory);
   parallel_.For(rows, Grain(heads * rope), [&](size_t begin, size_t end) {
     for (size_t r = begin; r < end; ++r) {
       for (size_t h = 0; h < heads; ++h) {
@@ -177,8 +177,10 @@ void Stages::StoreKeys(Frame& frame, const LayerWeights& w, int32_t layer) const
   const size_t rows = frame.Rows(), width = S(c.KvWidth()), latent = S(c.kv_lora);
   const size_t rope = S(c.rope), dim = S(c.index_dim);
   const KvType type = kv_.Shape().type;
-  MatmulRows(w.kv_a, frame.normed, rows, frame.kv);
-  if (w.indexer) MatmulRows(w.indexer->wk, frame.normed, rows, frame.index_k);
+  WideProduct(w.kv_a, frame.normed, rows, frame.kv, &frame.normed8, frame.normed8_memory);
+  if (w.indexer)
+    WideProduct(w.indexer->wk, frame.normed, rows, frame.index_k, &frame.normed8,
+                frame.normed8_memory);
   parallel_.For(rows, Grain(4 * width), [&](size_t begin, size_t end) {
     for (size_t r = begin; r < end; ++r) {
       const FrameRow& row = frame.rows[r];
@@ -262,7 +264,8 @@ void Stages::ChooseIndexSets(Frame& frame, const LayerWeights& w, int32_t layer)
     scored |= frame.rows[r].position + 1 > c.index_top_k;
   }
   if (!scored) return;  // everything is selected
-  MatmulRows(w.indexer->wq_b, frame.q_latent, rows, frame.index_q);
+  WideProduct(w.indexer->wq_b, frame.q_latent, rows, frame.index_q, &frame.q_latent8,
+              frame.q_latent8_memory);
   MatmulRows(w.indexer->weights_proj, frame.normed, rows, frame.index_w);
   const float head_scale = 1.0f / std::sqrt(static_cast<float>(c.index_heads));
   const size_t pairs = S(c.rope / 2);
@@ -351,6 +354,7 @@ void Stages::Attention(Frame& frame, int32_t layer) const {
   const size_t rows = frame.Rows(), heads = S(c.heads), latent = S(c.kv_lora), v = S(c.v_head);
   At(StagePoint::kLayerStart, frame, layer);
   NormRows(frame, frame.x, w.input_norm, frame.normed);
+  frame.normed8 = frame.q_latent8 = {};
   Queries(frame, w);
   StoreKeys(frame, w, layer);
   ChooseIndexSets(frame, w, layer);

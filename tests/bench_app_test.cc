@@ -242,6 +242,30 @@ TEST_CASE("quality --reference prints the reference's perplexities beside ours")
   CHECK(Contains(other.err, words.back() + ": has no \"perplexity\""));
 }
 
+TEST_CASE(
+    "kernels gives speeds and shares for each format, kind of activations and number of rows") {
+  const Words words = {
+      "kernels",       "--shape", "64x128",         "--rows", "1,3",       "--bytes", "1MiB",
+      "--repetitions", "1",       "--no-attention", "--json", "--threads", "2"};
+  const ProgramOutcome outcome = Bench(words);
+  INFO(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  const Json report = Json::parse(outcome.out);
+  CHECK(report.size() == 3 * 3 * 2);
+  for (const Json& row : report) {
+    for (const char* key :
+         {"ms", "gb_per_second", "read_share", "gop_per_second", "compute_share"}) {
+      CHECK(row.at(key).get<double>() >= 0);
+    }
+    CHECK(row.at("ms").get<double>() < 1e4);
+  }
+  CHECK(Bench({"kernels", "--format", "int5"}).exit_code == 2);
+  CHECK(Bench({"kernels", "--shape", "12"}).exit_code == 2);
+  const ProgramOutcome target = Bench({"kernels", "--target", "ABACUS"});
+  CHECK(target.exit_code == 2);
+  CHECK(Contains(target.err, "this machine has "));
+}
+
 TEST_CASE("no subcommand and an unknown one are usage errors, and help is not") {
   CHECK(Bench({}).exit_code == 2);
   CHECK(Bench({"fly"}).exit_code == 2);

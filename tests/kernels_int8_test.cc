@@ -13,9 +13,9 @@ size_t S(int32_t v) { return static_cast<size_t>(v); }
 
 // Rows of activations for `w`, quantised by the target in use.
 struct Activations {
-  Activations(const PackedMatrix& w, const std::vector<float>& x, size_t rows)
-      : memory(QuantisedRows::MaxBytes(rows, w.cols)),
-        q(QuantisedRows::Place(w, memory.data(), rows)) {
+  Activations(const PackedMatrix& w, const std::vector<float>& x, size_t rows, int32_t planes = 1)
+      : memory(QuantisedRows::MaxBytes(rows, w.cols, planes)),
+        q(QuantisedRows::Place(w, memory.data(), rows, planes)) {
     QuantiseRows(x.data(), S(w.cols), rows, q);
   }
   std::vector<std::byte> memory;
@@ -25,12 +25,14 @@ struct Activations {
 struct Variant {
   WeightFormat format;
   int32_t group;
+  int32_t planes = 1;
 };
 constexpr Variant kVariants[] = {
     {WeightFormat::kInt4Grouped, 64},  {WeightFormat::kInt4Grouped, 16},
     {WeightFormat::kInt4Grouped, 32},  {WeightFormat::kInt4Grouped, 128},
     {WeightFormat::kInt4Grouped, 192}, {WeightFormat::kInt4Row, 0},
-    {WeightFormat::kInt8Row, 0}};
+    {WeightFormat::kInt8Row, 0},       {WeightFormat::kInt4Grouped, 64, 2},
+    {WeightFormat::kInt4Row, 0, 2},    {WeightFormat::kInt8Row, 0, 2}};
 
 std::vector<float> Multiply(const PackedMatrix& w, const QuantisedRows& x, size_t rows) {
   std::vector<float> y(rows * S(w.rows), NAN);
@@ -61,7 +63,7 @@ TEST_CASE("int8 products equal the scalar reference in every format at every len
         CAPTURE(cols);
         for (size_t rows : {1u, 3u, 11u, 18u}) {
           const std::vector<float> x = Random(7).Floats(rows * S(cols));
-          const Activations a(w.matrix, x, rows);
+          const Activations a(w.matrix, x, rows, v.planes);
           const std::vector<float> y = Multiply(w.matrix, a.q, rows);
           const std::vector<float> expected = MultiplyScalar(w.matrix, a.q, rows);
           if (FusesMultiplyAdd(target)) {
@@ -87,12 +89,12 @@ TEST_CASE("a row of an int8 product has the same bits among any number of rows")
       const RandomMatrix w(v.format, 40, 384, v.group, 3);
       const size_t in = S(w.matrix.cols), out = S(w.matrix.rows);
       const std::vector<float> x = Random(5).Floats(kRows * in);
-      const Activations all(w.matrix, x, kRows);
+      const Activations all(w.matrix, x, kRows, v.planes);
       const std::vector<float> expected = Multiply(w.matrix, all.q, kRows);
       for (size_t rows : {1u, 2u, 3u, 5u, 8u, 9u, 16u, 17u, 64u}) {
         CAPTURE(rows);
         for (size_t first : {size_t{0}, kRows - rows}) {
-          const Activations some(w.matrix, Rows(x, first, rows, in), rows);
+          const Activations some(w.matrix, Rows(x, first, rows, in), rows, v.planes);
           CHECK(SameBits(Multiply(w.matrix, some.q, rows), Rows(expected, first, rows, out)));
         }
       }
@@ -129,7 +131,7 @@ TEST_CASE("gate and up in one pass equal the two products and their SiluMul") {
       if (!TakesInt8(gate.matrix)) continue;
       for (size_t rows : {1u, 4u, 12u, 21u}) {
         const std::vector<float> x = Random(5).Floats(rows * 200);
-        const Activations a(gate.matrix, x, rows);
+        const Activations a(gate.matrix, x, rows, v.planes);
         const std::vector<float> g = Multiply(gate.matrix, a.q, rows);
         const std::vector<float> u = Multiply(up.matrix, a.q, rows);
         std::vector<float> expected(g.size()), y(g.size(), NAN);
@@ -152,11 +154,12 @@ TEST_CASE("quantised rows equal the scalar reference on every target") {
   for (const Variant& v : kVariants) {
     const RandomMatrix w(v.format, 1, 200, v.group, 1);
     if (!TakesInt8(w.matrix)) continue;
-    std::vector<std::byte> expected(QuantisedRows::MaxBytes(3, 200));
-    scalar::QuantiseRows(x.data(), 200, 3, QuantisedRows::Place(w.matrix, expected.data(), 3));
+    std::vector<std::byte> expected(QuantisedRows::MaxBytes(3, 200, v.planes));
+    scalar::QuantiseRows(x.data(), 200, 3,
+                         QuantisedRows::Place(w.matrix, expected.data(), 3, v.planes));
     ForEachTarget([&](const std::string& target) {
       CAPTURE(target);
-      const Activations a(w.matrix, x, 3);
+      const Activations a(w.matrix, x, 3, v.planes);
       CHECK(a.memory == expected);
     });
   }
@@ -184,7 +187,7 @@ TEST_CASE("the largest weights and activations do not overflow a dot") {
         const std::vector<float> x(20 * 128, sign);
         ForEachTarget([&](const std::string& target) {
           CAPTURE(target);
-          const Activations a(w.matrix, x, 20);
+          const Activations a(w.matrix, x, 20, v.planes);
           for (size_t rows : {1u, 4u, 16u, 20u}) {
             const std::vector<float> y = Multiply(w.matrix, a.q, rows);
             const std::vector<float> expected = MultiplyScalar(w.matrix, a.q, rows);
@@ -215,6 +218,26 @@ TEST_CASE("an int8 product errs from the f32 product by no more than half a step
 TEST_CASE("quantised rows take no more room than the rows they come from") {
   for (int32_t cols = 64; cols < 2000; ++cols) {
     CHECK(QuantisedRows::MaxBytes(1, cols) <= 4 * S(cols));
+    CHECK(QuantisedRows::MaxBytes(1, cols, 2) <= 4 * S((cols + 127) / 128 * 128));
+  }
+}
+
+TEST_CASE("two planes err from the f32 product 30 times less than one") {
+  for (const Variant& v : kVariants) {
+    if (v.planes == 1) continue;
+    const RandomMatrix w(v.format, 8, 512, v.group, 1);
+    const std::vector<float> x = Random(5).Floats(512);
+    const Activations one(w.matrix, x, 1), two(w.matrix, x, 1, 2);
+    std::vector<float> exact(8);
+    Matmul(w.matrix, 0, 8, x.data(), 512, 1, exact.data(), 8);
+    const auto error = [&](const std::vector<float>& y) {
+      double sum = 0;
+      for (size_t o = 0; o < 8; ++o) sum += std::abs(double{y[o]} - exact[o]);
+      return sum;
+    };
+    const double of_one = error(Multiply(w.matrix, one.q, 1));
+    CHECK(error(Multiply(w.matrix, two.q, 1)) < of_one / 30);
+    CHECK(of_one > 0);
   }
 }
 
