@@ -268,7 +268,7 @@ HWY_NOINLINE void MultiplyLanes(const Strip& strip, const Shape& shape, size_t o
       for (Vec16i& dot : dots) dot.part[p] = start;
     }
     const uint32_t* column = x.words + run * kPanelColumns * kLaneRows;
-    HWY_UNROLL(16)
+    COLIBRI_UNROLL(16)
     for (size_t c = 0; c < kPanelColumns; ++c, column += kLaneRows) {
       for (size_t p = 0; p < kParts; ++p) {
         const VU32 values = hn::Load(U32s(), column + p * kLanes);

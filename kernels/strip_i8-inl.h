@@ -184,7 +184,7 @@ HWY_INLINE void AddPanel(const uint32_t* const* panels, const float* const* scal
         for (size_t p = 0; p < kParts; ++p) dots[m][s].part[p] = start;
       }
     }
-    HWY_UNROLL(8)
+    COLIBRI_UNROLL(8)
     for (size_t c = 0; c < columns; ++c) {
       const size_t column = k * columns + c;
       VU32 low[kStrips][kParts], high[kStrips][kParts];
