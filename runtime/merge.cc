@@ -144,7 +144,7 @@ class Merger {
     size_t next_place = 0;
     for (;;) {
       const LineSource::Next next = source.TryNext(&text, &number);
-      if (next == LineSource::Next::kAgain) continue;
+      if (next == LineSource::Next::kAgain || next == LineSource::Next::kSkipped) continue;
       if (next == LineSource::Next::kError) throw IoError(source.Error());
       if (next == LineSource::Next::kEnd) break;
       const bool whole = next == LineSource::Next::kLine;

@@ -405,6 +405,29 @@ TEST_CASE("a signal ends the run at once while lines without end are skipped") {
   CHECK(outcome.out == "");
 }
 
+TEST_CASE("a signal ends the run while an input without a line is read") {
+  RunningProgram program("colibri-run", With({"-i", "/dev/zero"}));
+  CHECK(program.WaitForErrors("mode:"));
+  program.Signal(SIGTERM);
+  const ProgramOutcome outcome = program.Wait();
+  CHECK(outcome.exit_code == 130);
+  CHECK(LineEnds(outcome.out) <= 1);
+}
+
+TEST_CASE("blank lines without end keep no line from its answer") {
+  RunningProgram program("colibri-run", With({"-i", "-", "--max-tokens", "4"}));
+  std::thread writer([&program] {
+    program.Write("Once upon a time\n");
+    const std::string blank(65536, '\n');
+    while (program.Write(blank)) {
+    }
+  });
+  CHECK(program.WaitForOutput("completion_tokens"));
+  program.Signal(SIGTERM);
+  writer.join();
+  CHECK(program.Wait().exit_code == 130);
+}
+
 TEST_CASE("a name of standard output means what - means, other open files are refused by name") {
   const TempDir dir;
   const std::string file = dir.Write("out", "before\n");
