@@ -95,11 +95,11 @@ Answers OpenAnswers(const RunOptions& o, bool text, const std::function<Manifest
 
 void RefuseSameFile(const RunOptions& o, int input) {
   struct stat in {};
-  struct stat out {};
-  if (input >= 0 && o.output != "-" && fstat(input, &in) == 0 &&
-      stat(o.output.c_str(), &out) == 0 && S_ISREG(out.st_mode) && in.st_dev == out.st_dev &&
-      in.st_ino == out.st_ino) {
-    throw UsageError(fmt::format("-i and -o name the same file: {}", o.output));
+  if (input < 0 || o.output == "-" || fstat(input, &in) != 0) return;
+  const std::string name = NameWritten(o.output, in);
+  if (name == o.output) throw UsageError(fmt::format("-i and -o name the same file: {}", name));
+  if (!name.empty()) {
+    throw UsageError(fmt::format("-o {}: writes {}, which is the file of prompts", o.output, name));
   }
 }
 

@@ -148,7 +148,7 @@ void OutputFile::Replace(const std::function<void(const Append&)>& write,
   if (error) Fail("resolving", path_, error.value());
   ReplacedFile file(target);
   if (const int failed = TryLock(file.Fd()); failed != 0 && note_.empty()) {
-    Fail("locking", target + ".part", failed);
+    Fail("locking", ReplacedFile::PartOf(target), failed);
   }
   write([&file](std::string_view bytes) { file.Append(bytes); });
   if (before_named) {

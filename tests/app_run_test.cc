@@ -287,6 +287,24 @@ TEST_CASE("answers are not written over their own prompts, by whatever name") {
   CHECK(Slurp(file) == text);
 }
 
+TEST_CASE("prompts are not taken for the files that stand beside an output") {
+  const TempDir dir;
+  const std::string text = Chat("a", 2);
+  std::filesystem::create_symlink(dir.Write("target", ""), dir.Path("link"));
+  const std::vector<std::pair<std::string, std::string>> pairs = {{"out", "out.part"},
+                                                                  {"out", "out.manifest.json"},
+                                                                  {"out", "out.manifest.json.part"},
+                                                                  {"link", "target.part"}};
+  for (const auto& [output, input] : pairs) {
+    const std::string file = dir.Write(input, text);
+    const ProgramOutcome outcome = Run(With({"-i", file, "-o", dir.Path(output), "--ordered"}));
+    CHECK(outcome.exit_code == 2);
+    CHECK(Contains(outcome.err, input + ", which is the file of prompts"));
+    CHECK(Slurp(file) == text);
+    std::filesystem::remove(file);
+  }
+}
+
 TEST_CASE("an output that cannot be written is an I/O error with its name") {
   const TempDir dir;
   const std::string out = dir.Path("no/such/folder/out.jsonl");
