@@ -211,6 +211,9 @@ int Conclude(Job& job, OutputWriter& writer, const PromptSource& source, const L
   if (filter.Changed() > 1) Say(fmt::format("{} lines were changed", filter.Changed()));
   if (state == OutputWriter::State::kFailed) throw IoError(writer.Error());
   if (state == OutputWriter::State::kReaderGone) return 141;
+  if (job.answers.run.file) {
+    if (const std::string note = job.answers.run.file->KeepNamed(); !note.empty()) Say(note);
+  }
   if (!source.Error().empty()) throw IoError(source.Error());
   if (interrupted) {
     if (job.answers.records) Say(fmt::format("{}: --resume goes on", job.options.output));

@@ -305,6 +305,19 @@ TEST_CASE("prompts are not taken for the files that stand beside an output") {
   }
 }
 
+TEST_CASE("an output that is removed while the run writes it is there in the end") {
+  const TempDir dir;
+  const std::string out = dir.Path("out.jsonl");
+  RunningProgram program("colibri-run", With({"-i", "-", "-o", out}));
+  CHECK(program.WaitForErrors("mode:"));
+  std::filesystem::remove(out);
+  program.Write(Chat("a", 2));
+  const ProgramOutcome outcome = program.Wait();
+  CHECK(outcome.exit_code == 0);
+  CHECK(Contains(outcome.err, "was removed while it was written"));
+  CHECK(Records(Slurp(out)).size() == 1);
+}
+
 TEST_CASE("an output that cannot be written is an I/O error with its name") {
   const TempDir dir;
   const std::string out = dir.Path("no/such/folder/out.jsonl");
