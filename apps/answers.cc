@@ -93,6 +93,17 @@ Answers OpenAnswers(const RunOptions& o, bool text, const std::function<Manifest
   return answers;
 }
 
+void SortAnswers(const RunOptions& o, Answers& answers) {
+  if (!o.ordered || !answers.records) return;
+  try {
+    answers.run.file->SortByLine();
+  } catch (const IoError& error) {
+    throw IoError(fmt::format(
+        "{}; {} has every answer, in the order in which they came: --resume --ordered sorts it",
+        error.what(), o.output));
+  }
+}
+
 void RefuseSameFile(const RunOptions& o, int input) {
   struct stat in {};
   if (input < 0 || o.output == "-" || fstat(input, &in) != 0) return;
@@ -112,7 +123,7 @@ std::optional<PromptSurvey> Survey(const RunOptions& o, int input, const Finishe
     survey = SurveyLines(input, GivenFormat(o), o.shard, finished, context);
   }
   if (survey && survey->changed) {
-    throw UsageError(fmt::format("{} cannot be resumed: {} of {}", o.output, survey->changed->what,
+    throw UsageError(fmt::format("{} cannot be resumed: {} ({})", o.output, survey->changed->what,
                                  input < 0        ? "the command line"
                                  : o.input == "-" ? "standard input"
                                                   : o.input));

@@ -310,6 +310,10 @@ TEST_CASE("a prompt changed since it was answered is refused in a file, and kept
   CHECK(Contains(kept.err, "line 2 was changed"));
   CHECK(ReadWhole(out).starts_with(records));
   CHECK(LineNumbers(ReadWhole(out)).size() == 3);
+  const ProgramOutcome gone = Run(pipe, "");
+  CHECK(gone.exit_code == 1);
+  CHECK(Contains(gone.err, "3 lines were changed"));
+  CHECK_FALSE(Contains(gone.err, "every line has its record"));
 }
 
 TEST_CASE("--retry-errors runs failed lines again and no other") {
@@ -344,6 +348,23 @@ TEST_CASE("--ordered puts the answers of a file and of standard output in the pr
   }
   const std::vector<uint64_t> numbers = LineNumbers(unordered.out);
   CHECK_FALSE(std::is_sorted(numbers.begin(), numbers.end()));
+}
+
+TEST_CASE("answers that cannot be sorted are all there, and sorted by the next run") {
+  const TempDir dir;
+  const std::string input = dir.Write("in.jsonl", Prompts()), out = dir.Path("out.jsonl");
+  // Nothing can be written under the name of a folder.
+  std::filesystem::create_directory(out + ".part");
+  const Words arguments = {"-i", input, "-o", out, "--resume", "--ordered"};
+  const ProgramOutcome unsorted = Run(arguments);
+  CHECK(unsorted.exit_code == 4);
+  CHECK(Contains(unsorted.err, "out.jsonl has every answer"));
+  CHECK(AnswersIn(ReadWhole(out)) == Expected());
+  std::filesystem::remove(out + ".part");
+  CHECK(Run(arguments).exit_code == 1);  // one line fails
+  const std::vector<uint64_t> numbers = LineNumbers(ReadWhole(out));
+  CHECK(std::is_sorted(numbers.begin(), numbers.end()));
+  CHECK(AnswersIn(ReadWhole(out)) == Expected());
 }
 
 TEST_CASE("--ordered holds for text as well") {
