@@ -10,6 +10,7 @@
 #include "apps/flags.h"
 #include "apps/run.h"
 #include "bench/fixture.h"
+#include "bench/kernels_bench.h"
 #include "bench/make_model.h"
 #include "bench/pipeline.h"
 #include "bench/quality.h"
@@ -88,6 +89,7 @@ int Pipeline(const PipelineFlags& flags, const std::vector<std::string>& rest) {
   const RunOptions run = RunOptionsOf(rest);
   Model model(run.model);
   if (run.dense_attention) model.DropIndexer();
+  model.SetInt8Activations(!run.f32_activations);
   model.MutableConfig()
       .stop_ids.clear();  // a fixed number of tokens: short answers measure nothing
   const Tokenizer tokenizer = Tokenizer::Load(run.model.front() + "/tokenizer.json");
@@ -145,6 +147,35 @@ void AddMakeModelFlags(CLI::App* sub, MakeModelOptions* make, std::string* exper
   sub->add_flag("--quiet", make->quiet, "Do not list the shards");
 }
 
+void AddKernelsFlags(CLI::App* sub, KernelsOptions* o, int* code) {
+  sub->add_option("--format", o->formats,
+                  "int4-g32, int4-g64, int4-g128, int4-row, int8-row, bf16, f32")
+      ->delimiter(',');
+  sub->add_option("--activations", o->activations, "int8, int8x2 (two planes), f32")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"int8", "int8x2", "f32"}));
+  sub->add_option("--target", o->targets, "SIMD targets (default: the best)")->delimiter(',');
+  sub->add_option("--rows", o->rows, "Rows of activations")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096));
+  sub->add_option("--shape", o->shapes, "OUTPUTSxINPUTS")->delimiter(',');
+  sub->add_option("--threads", o->threads, "Threads, of the loops as well")
+      ->check(CLI::Range(1, 1024));
+  sub->add_option("--repetitions", o->repetitions, "The medians are of so many")
+      ->check(CLI::Range(1, 1000));
+  sub->add_option("--bytes", o->bytes, "Of weights that take turns")
+      ->transform(CLI::AsSizeValue(false));
+  sub->add_flag("!--no-attention", o->attention, "Products only");
+  const auto format = [sub, o](const char* flag, TableFormat value, const char* text) {
+    sub->add_flag_callback(
+        flag, [o, value] { o->format = value; }, text);
+  };
+  format("--json", TableFormat::kJson, "Print JSON");
+  format("--csv", TableFormat::kCsv, "Print CSV");
+  format("--markdown", TableFormat::kMarkdown, "Print a Markdown table");
+  sub->callback([o, code] { *code = RunKernels(*o); });
+}
+
 int Run(int argc, char** argv) {
   CLI::App app("Measures and checks colibri.", "colibri-bench");
   app.require_subcommand(1);
@@ -169,14 +200,16 @@ int Run(int argc, char** argv) {
   sub->callback([&] { code = RunTokenize(tokenize); });
 
   QualityOptions quality;
-  std::string kv = "both", attention = "auto", activations = "auto";
+  std::string kv = "both", attention = "auto", activations = "both";
   sub = app.add_subcommand("quality", "Perplexity of text or id files, settings side by side");
   sub->add_option("-m,--model", quality.model, "Model folder; again for further ones")
       ->required()
       ->allow_extra_args(false);  // or it would take the files
   sub->add_option("files", quality.files, "Text files, or .jsonl files of id windows")->required();
-  sub->add_option("--activations", activations, "auto and f32 both compute in f32 yet")
-      ->check(CLI::IsMember({"auto", "f32"}));
+  sub->add_option("--activations", activations, "auto (int8 where taken), f32 or both")
+      ->check(CLI::IsMember({"auto", "f32", "both"}));
+  sub->add_option("--reference", quality.reference, "A reference.json to print beside")
+      ->check(CLI::ExistingFile);
   sub->add_option("--kv", kv, "bf16, f32 or both")->check(CLI::IsMember({"bf16", "f32", "both"}));
   sub->add_option("--attention", attention, "auto or dense")
       ->check(CLI::IsMember({"auto", "dense"}));
@@ -189,6 +222,7 @@ int Run(int argc, char** argv) {
   sub->callback([&] {
     if (kv == "bf16") quality.kv = {KvType::kBF16};
     if (kv == "f32") quality.kv = {KvType::kF32};
+    if (activations != "both") quality.int8 = {activations == "auto"};
     quality.dense_attention = attention == "dense";
     code = RunQuality(quality);
   });
@@ -211,6 +245,12 @@ int Run(int argc, char** argv) {
   pipe->add_flag("--markdown", pipeline.markdown, "Print a Markdown table");
   pipe->allow_extras();
   pipe->callback([&] { code = Pipeline(pipeline, pipe->remaining()); });
+
+  KernelsOptions kernels;
+  AddKernelsFlags(app.add_subcommand("kernels",
+                                     "Products and attention beside plain loops of "
+                                     "reads and arithmetic in the same run"),
+                  &kernels, &code);
 
   MakeModelOptions make;
   std::string expert_format = "int4-g64", dense_format = "int4-g64";

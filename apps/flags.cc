@@ -313,7 +313,8 @@ class FlagSet {
     Choice("--attention", &options_.dense_attention, {{"auto", false}, {"dense", true}},
            "dense: attend to every position (default: auto, the model's indexer chooses)");
     Choice("--activations", &options_.f32_activations, {{"auto", false}, {"f32", true}},
-           "Activations that enter quantised weights (auto computes in f32 in this version)");
+           "Activations that enter quantised weights: auto (int8, two planes of it into attention) "
+           "or f32");
     Choice("--draft", &draft_, {{"off", "off"}}, "Speculative drafts (only off in this version)");
     Count("--threads", &options_.threads, 1, 4096, "Compute threads (default: physical cores)");
     Count("--frames", &options_.frames, 1, 64, "Frames in flight (default: 1)");

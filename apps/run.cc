@@ -372,6 +372,7 @@ int RunChecked(const RunOptions& o) {
   RefuseUnsupported(o);
   Model model(o.model);
   if (o.dense_attention) model.DropIndexer();
+  model.SetInt8Activations(!o.f32_activations);
   const Tokenizer tokenizer = Tokenizer::Load(o.model.front() + "/tokenizer.json");
   const ModelConfig& config = model.Config();
   if (o.ctx_size > config.max_positions) {

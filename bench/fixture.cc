@@ -50,6 +50,7 @@ class FixtureRun final : public StageHook, public LogitsSink {
     drafts_ = meta.at("drafts").get<int32_t>();
     const Container expected({directory});
     ids_ = ReadTensor<int32_t>(expected, "input_ids", DType::kI32);
+    model_.SetInt8Activations(false);
     if (options_.dense) model_.DropIndexer();
     if (options_.dense_by_top_k) model_.MutableConfig().index_top_k = 64;
     model_.LoadDense();

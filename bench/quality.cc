@@ -161,9 +161,40 @@ std::vector<QualityResult> MeasureQuality(const QualityOptions& options) {
   }
   model.LoadDense();
   std::vector<QualityResult> results;
-  for (KvType type : options.kv) results.push_back(Measure(model, windows, options, type));
+  for (bool int8 : options.int8) {
+    model.SetInt8Activations(int8);
+    for (KvType type : options.kv) {
+      results.push_back(Measure(model, windows, options, type));
+      results.back().int8 = int8;
+    }
+  }
   return results;
 }
+
+namespace {
+
+// The rows of a reference.json, made by the reference implementation in f32.
+void AddReference(const QualityOptions& options, nlohmann::ordered_json* report) {
+  std::ifstream file(options.reference);
+  if (!file) throw IoError(fmt::format("{}: cannot be read", options.reference));
+  const auto json = nlohmann::json::parse(file, nullptr, false);
+  if (!json.is_object() || !json.contains("perplexity")) {
+    throw IoError(fmt::format("{}: has no \"perplexity\"", options.reference));
+  }
+  for (const auto& [weights, values] : json.at("perplexity").items()) {
+    for (const auto& [attention, value] : values.items()) {
+      if (options.json) {
+        report->push_back(
+            {{"reference", weights}, {"attention", attention}, {"perplexity", value}});
+      } else {
+        fmt::print("{:<19}{:<11}{:>13.4f}\n", "reference " + weights, attention,
+                   value.get<double>());
+      }
+    }
+  }
+}
+
+}  // namespace
 
 int RunQuality(const QualityOptions& options) {
   const std::vector<QualityResult> results = MeasureQuality(options);
@@ -177,7 +208,7 @@ int RunQuality(const QualityOptions& options) {
     const char* attention = options.dense_attention ? "dense" : "auto";
     const double rate = static_cast<double>(r.predictions) / r.seconds;
     if (options.json) {
-      report.push_back({{"activations", "f32"},
+      report.push_back({{"activations", r.int8 ? "auto" : "f32"},
                         {"kv", kv},
                         {"attention", attention},
                         {"perplexity", r.perplexity},
@@ -185,10 +216,12 @@ int RunQuality(const QualityOptions& options) {
                         {"bytes_read", r.bytes_read},
                         {"tokens_per_second", rate}});
     } else {
-      fmt::print("{:<12}{:<7}{:<11}{:>13.4f}{:>13}{:>10.3f}{:>11.1f}\n", "f32", kv, attention,
-                 r.perplexity, r.predictions, static_cast<double>(r.bytes_read) / 1e9, rate);
+      fmt::print("{:<12}{:<7}{:<11}{:>13.4f}{:>13}{:>10.3f}{:>11.1f}\n", r.int8 ? "auto" : "f32",
+                 kv, attention, r.perplexity, r.predictions,
+                 static_cast<double>(r.bytes_read) / 1e9, rate);
     }
   }
+  if (!options.reference.empty()) AddReference(options, &report);
   if (options.json) fmt::print("{}\n", report.dump(1));
   return 0;
 }

@@ -19,7 +19,10 @@ struct QualityOptions {
   int32_t window = 1024;
   int32_t max_windows = 0;  // 0: all
   bool dense_attention = false;
-  std::vector<KvType> kv = {KvType::kBF16, KvType::kF32};  // side by side
+  // Side by side: every KV type with every kind of activations (true: int8 where taken).
+  std::vector<KvType> kv = {KvType::kBF16, KvType::kF32};
+  std::vector<bool> int8 = {true, false};
+  std::string reference;  // a reference.json whose perplexities are printed beside ours
   int32_t rows = 64;
   int32_t threads = 0;
   bool json = false;
@@ -27,13 +30,14 @@ struct QualityOptions {
 
 struct QualityResult {
   KvType kv = KvType::kBF16;
+  bool int8 = true;
   double perplexity = 0;
   int64_t predictions = 0;
   double seconds = 0;
   uint64_t bytes_read = 0;
 };
 
-// One row for each of options.kv. Throws ModelError, IoError.
+// One result for each of options.int8 and options.kv. Throws ModelError, IoError.
 std::vector<QualityResult> MeasureQuality(const QualityOptions& options);
 int RunQuality(const QualityOptions& options);
 

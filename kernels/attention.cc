@@ -1,13 +1,14 @@
-// Attention over stored latents and the index scores that choose positions. A score's sum runs over
-// the stored vector in steps of sixteen, one accumulator a (head, position); a weighted sum takes
-// positions one at a time. Register blocks and pages therefore never show in the bits, the softmax
-// blocks of kAttentionBlock absolute positions do.
-// Owns no memory: scratch is on the stack (about 20 KB). Threads: any.
+// Attention over stored latents and the index scores that choose positions. A block of stored
+// vectors is decoded once, into scratch of the caller, for all rows and heads of a pass; its
+// products with a pass's queries then run in register blocks of four by four vectors. A score's sum
+// runs over the vector in steps of sixteen, one accumulator a (head, position); a weighted sum
+// takes positions one at a time. Register blocks, passes and pages therefore never show in the
+// bits, the softmax blocks of kAttentionBlock absolute positions do.
+// Owns no memory; 9 KB of stack. Threads: any.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention.cc"
 #include "kernels/targets.h"  // first
 
-#include "hwy/contrib/math/math-inl.h"
 #include "kernels/vector-inl.h"
 #include "kernels/weights-inl.h"
 
@@ -29,50 +30,27 @@ using scalar::IndexScores;
 #else
 
 constexpr size_t kBlock = kAttentionBlock;
-static_assert(kBlock % kStep == 0);
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-// Heads scored together, each with four positions at once.
-#if HWY_MAX_BYTES == 64
-constexpr size_t kScoreHeads = 4;
-#elif HWY_MAX_BYTES == 32
-constexpr size_t kScoreHeads = 2;
+// Vectors on each side of a register block of products; counts are padded to it.
+constexpr size_t kSide = 4;
+// Of one side, those whose sums are in registers at once.
+#if HWY_MAX_BYTES == 64 || HWY_ARCH_ARM_A64
+constexpr size_t kRows = 4;  // 32 registers
 #else
-constexpr size_t kScoreHeads = 1;
+constexpr size_t kRows = 2;
 #endif
-constexpr size_t kScorePositions = 4;
+// Heads of a row whose softmax runs in the lanes of a Vec16.
+constexpr size_t kUnit = kStep;
+static_assert(kBlock % kUnit == 0 && kUnit % kSide == 0);
+constexpr size_t kPassUnits = kAttentionPass / kUnit;
 
-// Heads of which one pass over a block's latents takes care; their sums (64 x 512 floats at real
-// size) and the block stay in the second-level cache.
-constexpr size_t kPassHeads = 64;
+constexpr size_t Padded(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
-// The stored vectors of up to kBlock positions. After the last, it is repeated up to a multiple of
-// kScorePositions.
-struct StoredBlock {
-  const std::byte* vectors[kBlock];
-  size_t count = 0;
+float* Aligned(float* scratch) {
+  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(scratch) + 63) & ~uintptr_t{63});
+}
 
-  HWY_INLINE void Add(const KvView& kv, int64_t position) {
-    const int64_t page = position / kv.page_tokens;
-    const size_t vector = static_cast<size_t>(position - page * kv.page_tokens);
-    vectors[count++] = kv.pages[page] + vector * static_cast<size_t>(kv.width) * KvBytes(kv.type);
-  }
-
-  HWY_INLINE void Pad() {
-    for (size_t i = count; i % kScorePositions != 0; ++i) vectors[i] = vectors[count - 1];
-  }
-};
-
-// Up to sixteen values of a stored vector from value i on, zeros where n < 16.
 template <KvType kType>
-HWY_INLINE Vec16 LoadStored(const std::byte* vector, size_t i, size_t n) {
-  const std::byte* from = vector + i * KvBytes(kType);
-  std::byte padded[kStep * KvBytes(kType)];
-  if (n < kStep) {
-    std::memset(padded, 0, sizeof(padded));
-    std::memcpy(padded, from, n * KvBytes(kType));
-    from = padded;
-  }
+HWY_INLINE Vec16 LoadStored(const std::byte* from) {
   if constexpr (kType == KvType::kF32) {
     return Load16(reinterpret_cast<const float*>(from));
   } else {
@@ -80,220 +58,412 @@ HWY_INLINE Vec16 LoadStored(const std::byte* vector, size_t i, size_t n) {
   }
 }
 
-// sums[h][p] += q[h] . values [begin, begin + n) of vector p.
-template <KvType kType, size_t kHeads>
-HWY_INLINE void AddDots(const float* q, size_t q_stride, const std::byte* const* vectors,
-                        size_t begin, size_t n, Vec16 (&sums)[kHeads][kScorePositions]) {
-  for (size_t i = 0; i < n; i += kStep) {
-    Vec16 qs[kHeads];
-    for (size_t h = 0; h < kHeads; ++h) qs[h] = LoadUpTo(q + h * q_stride + i, n - i);
-    for (size_t p = 0; p < kScorePositions; ++p) {
-      const Vec16 c = LoadStored<kType>(vectors[p], begin + i, n - i);
-      for (size_t h = 0; h < kHeads; ++h) MulAdd16(qs[h], c, sums[h][p]);
-    }
-  }
-}
-
-// A query over two stretches of the stored vector, one of which may be empty.
-struct Query {
-  const float* head;  // [heads][n]
-  size_t n;
-  const float* tail;  // [heads][tail_n], for the values after the first n
-  size_t tail_n;
-};
-
-// scores[h][p] = (q[h] . vector p) * scale for kHeads heads and all positions of the block.
-template <KvType kType, size_t kHeads>
-HWY_INLINE void Score(const Query& q, const StoredBlock& block, float scale,
-                      float (*scores)[kBlock]) {
-  const hn::Vec<F32x4> factor = hn::Set(F32x4(), scale);
-  for (size_t p = 0; p < block.count; p += kScorePositions) {
-    Vec16 sums[kHeads][kScorePositions];
-    for (auto& row : sums) {
-      for (Vec16& sum : row) sum = Set16(0);
-    }
-    AddDots<kType>(q.head, q.n, block.vectors + p, 0, q.n, sums);
-    AddDots<kType>(q.tail, q.tail_n, block.vectors + p, q.n, q.tail_n, sums);
-    for (size_t h = 0; h < kHeads; ++h) {
-      hn::StoreU(hn::Mul(SumLanes4(sums[h]), factor), F32x4(), scores[h] + p);
-    }
-  }
-}
-
-// exp that keeps NaN, which Highway's turns to 0 (and is undefined for on the portable target): a
-// broken score must reach the output.
-HWY_INLINE V ExpOf(V x) {
-  const auto is_number = hn::Eq(x, x);
-  return hn::IfThenElse(is_number, hn::Exp(F32(), hn::IfThenElseZero(is_number, x)), x);
-}
-
-// The running softmax of one head.
-struct Softmax {
-  float max = kMinusInfinity;
-  float sum = 0;
-
-  // Turns the scores of a block into weights and returns what earlier weights shrink by. Scores
-  // beyond count may be anything up to a multiple of kScorePositions.
-  HWY_INLINE float AddBlock(float* scores, size_t count) {
-    const F32 d;
-    std::fill(scores + count, scores + kBlock, kMinusInfinity);
-    float block_max = scores[0];
-    for (size_t i = 1; i < count; ++i) block_max = std::max(block_max, scores[i]);
-    const float new_max = std::max(max, block_max);
-    for (size_t i = 0; i < count; i += kLanes) {
-      hn::StoreU(ExpOf(hn::Sub(hn::LoadU(d, scores + i), hn::Set(d, new_max))), d, scores + i);
-    }
-    const float shrink = hn::GetLane(ExpOf(hn::Set(d, max - new_max)));
-    max = new_max;
-    sum *= shrink;
-    for (size_t i = 0; i < count; ++i) sum += scores[i];
-    return shrink;
-  }
-};
-
-// out[h] = out[h] * shrink[h] + the weighted sum of the block's vectors, for values
-// [begin, begin + kSteps * 16) of the latent, of which n are left. out is [heads][latent].
-template <KvType kType, size_t kHeads, size_t kSteps>
-HWY_INLINE void AddWeighted(const StoredBlock& block, const float (*weights)[kBlock],
-                            const float* shrink, size_t begin, size_t n, size_t latent,
-                            float* out) {
-  Vec16 sums[kHeads][kSteps];
-  for (size_t h = 0; h < kHeads; ++h) {
-    for (size_t s = 0; s < kSteps; ++s) {
-      const float* from = out + h * latent + begin + s * kStep;
-      sums[h][s] = Mul16(LoadUpTo(from, n - s * kStep), Set16(shrink[h]));
-    }
-  }
-  for (size_t p = 0; p < block.count; ++p) {
-    Vec16 c[kSteps];
-    for (size_t s = 0; s < kSteps; ++s) {
-      c[s] = LoadStored<kType>(block.vectors[p], begin + s * kStep, n - s * kStep);
-    }
-    for (size_t h = 0; h < kHeads; ++h) {
-      const Vec16 weight = Set16(weights[h][p]);
-      for (size_t s = 0; s < kSteps; ++s) MulAdd16(weight, c[s], sums[h][s]);
-    }
-  }
-  for (size_t h = 0; h < kHeads; ++h) {
-    for (size_t s = 0; s < kSteps; ++s) {
-      StoreUpTo(sums[h][s], n - s * kStep, out + h * latent + begin + s * kStep);
-    }
-  }
-}
-
-// One block for kHeads heads from `head` on.
-template <KvType kType, size_t kHeads>
-HWY_NOINLINE void AttendBlock(const LatentAttention& a, size_t head, const StoredBlock& block,
-                              Softmax* softmax) {
-  const size_t latent = static_cast<size_t>(a.latent);
-  const size_t rope = static_cast<size_t>(a.rope);
-  const Query q{a.q_latent + head * latent, latent, a.q_rope + head * rope, rope};
-  alignas(64) float weights[kHeads][kBlock];
-  Score<kType, kHeads>(q, block, a.scale, weights);
-  float shrink[kHeads];
-  for (size_t h = 0; h < kHeads; ++h) shrink[h] = softmax[h].AddBlock(weights[h], block.count);
-  constexpr size_t kSteps = kBlockOutputs;
-  float* out = a.out + head * latent;
-  size_t i = 0;
-  for (; i + kSteps * kStep <= latent; i += kSteps * kStep) {
-    AddWeighted<kType, kHeads, kSteps>(block, weights, shrink, i, latent - i, latent, out);
-  }
-  for (; i < latent; i += kStep) {
-    AddWeighted<kType, kHeads, 1>(block, weights, shrink, i, latent - i, latent, out);
-  }
-}
-
-// Heads [first, last), at most kPassHeads, over all positions.
+// The n values at `from` as floats, then zeros up to a multiple of sixteen.
 template <KvType kType>
-HWY_INLINE void AttendHeads(const LatentAttention& a, size_t first, size_t last) {
-  const size_t latent = static_cast<size_t>(a.latent);
-  std::fill(a.out + first * latent, a.out + last * latent, 0.0f);
-  Softmax softmax[kPassHeads];
-  for (int32_t i = 0; i < a.count;) {
-    StoredBlock block;
-    const int32_t start = a.positions == nullptr ? i : a.positions[i];
-    const int32_t number = start / kAttentionBlock;
-    for (; i < a.count; ++i) {
-      const int32_t position = a.positions == nullptr ? i : a.positions[i];
-      if (position / kAttentionBlock != number) break;
-      block.Add(a.kv, position);
-    }
-    block.Pad();
-    size_t h = first;
-    for (; h + kScoreHeads <= last; h += kScoreHeads) {
-      AttendBlock<kType, kScoreHeads>(a, h, block, softmax + (h - first));
-    }
-    for (; h < last; ++h) AttendBlock<kType, 1>(a, h, block, softmax + (h - first));
+HWY_INLINE void Decode(const std::byte* from, size_t n, float* to) {
+  constexpr size_t kBytes = KvBytes(kType);
+  size_t i = 0;
+  for (; i + kStep <= n; i += kStep) Store16(LoadStored<kType>(from + i * kBytes), to + i);
+  if (i == n) return;
+  std::byte last[kStep * kBytes] = {};
+  std::memcpy(last, from + i * kBytes, (n - i) * kBytes);
+  Store16(LoadStored<kType>(last), to + i);
+}
+
+HWY_INLINE void CopyPadded(const float* from, size_t n, float* to) {
+  Decode<KvType::kF32>(reinterpret_cast<const std::byte*>(from), n, to);
+}
+
+// A stored vector of two stretches of `first` and `second` values, each padded on its own.
+HWY_INLINE void DecodeVector(const KvView& kv, int32_t position, size_t first, size_t second,
+                             float* to) {
+  const int32_t page = position / kv.page_tokens;
+  const size_t vector = static_cast<size_t>(position - page * kv.page_tokens);
+  const size_t bytes = KvBytes(kv.type);
+  const std::byte* from = kv.pages[page] + vector * static_cast<size_t>(kv.width) * bytes;
+  float* to_second = to + Padded(first, kStep);
+  if (kv.type == KvType::kF32) {
+    Decode<KvType::kF32>(from, first, to);
+    Decode<KvType::kF32>(from + first * bytes, second, to_second);
+  } else {
+    Decode<KvType::kBF16>(from, first, to);
+    Decode<KvType::kBF16>(from + first * bytes, second, to_second);
   }
-  if (a.count == 0) return;
-  for (size_t h = first; h < last; ++h) {
-    const V sum = hn::Set(F32(), softmax[h - first].sum);
-    for (size_t i = 0; i < latent; i += kStep) {
-      Vec16 v = LoadUpTo(a.out + h * latent + i, latent - i);
-      for (V& part : v.part) part = hn::Div(part, sum);
-      StoreUpTo(v, latent - i, a.out + h * latent + i);
+}
+
+// out[i][j] = (a[i] . b[j]) * scale for kSide vectors each, `stride` floats from one to the next.
+// Lanes are separate sums, so registers narrower than sixteen floats take one part after another.
+HWY_INLINE void Products(const float* a, const float* b, size_t stride, float scale, float* out,
+                         size_t out_stride) {
+  const F32 d;
+  Vec16 sums[kSide][kSide];
+  for (size_t part = 0; part < kParts; ++part) {
+    for (size_t first = 0; first < kSide; first += kRows) {
+      V s[kRows][kSide];
+      for (auto& row : s) {
+        for (V& sum : row) sum = hn::Zero(d);
+      }
+      for (size_t i = part * kLanes; i < stride; i += kStep) {
+        V bs[kSide];
+        for (size_t j = 0; j < kSide; ++j) bs[j] = hn::Load(d, b + j * stride + i);
+        for (size_t k = 0; k < kRows; ++k) {
+          const V as = hn::Load(d, a + (first + k) * stride + i);
+          for (size_t j = 0; j < kSide; ++j) s[k][j] = hn::MulAdd(as, bs[j], s[k][j]);
+        }
+      }
+      for (size_t k = 0; k < kRows; ++k) {
+        for (size_t j = 0; j < kSide; ++j) sums[first + k][j].part[part] = s[k][j];
+      }
+    }
+  }
+  const hn::Vec<F32x4> factor = hn::Set(F32x4(), scale);
+  for (size_t k = 0; k < kSide; ++k) {
+    hn::StoreU(hn::Mul(SumLanes4(sums[k]), factor), F32x4(), out + k * out_stride);
+  }
+}
+
+// scalar.cc says how and why.
+HWY_INLINE V ExpNegative(V x) {
+  const F32 d;
+  const I32 di;
+  const V magic = hn::Set(d, 0x1.8p23f);
+  const V low = hn::Set(d, -104.0f);
+  x = hn::IfThenElse(hn::Lt(x, low), low, x);
+  const V shifted = hn::MulAdd(x, hn::Set(d, 0x1.715476p0f), magic);
+  const V n = hn::Sub(shifted, magic);
+  const V rest =
+      hn::NegMulAdd(n, hn::Set(d, -0x1.05c61p-29f), hn::NegMulAdd(n, hn::Set(d, 0x1.62e43p-1f), x));
+  V y = hn::Set(d, 1.0f / 5040);
+  for (float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) {
+    y = hn::MulAdd(y, rest, hn::Set(d, c));
+  }
+  const auto exponent = hn::Sub(hn::BitCast(di, shifted), hn::BitCast(di, magic));
+  const auto half = hn::ShiftRight<1>(exponent);
+  const auto bias = hn::Set(di, 127);
+  const V power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(half, bias)));
+  const V rest_power = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(hn::Sub(exponent, half), bias)));
+  return hn::Mul(hn::Mul(y, power), rest_power);
+}
+
+// Up to kBlock decoded vectors in ascending order, cut where a softmax block of absolute positions
+// ends.
+struct Tile {
+  float* vectors;
+  size_t count = 0;
+  size_t cuts = 0;
+  size_t cut[kBlock];  // ends of the pieces, the last is `count`
+};
+
+// Up to kUnit heads of one row with their queries, running sums and softmax state.
+struct Unit {
+  const AttentionRow* row;
+  size_t first_head;
+  size_t heads;
+  float* queries;  // [heads, padded to kSide][width]
+  float* sums;     // [heads, padded to kSide][latent]
+  alignas(64) float max[kUnit];
+  alignas(64) float total[kUnit];
+};
+
+// Padded sizes of vectors.
+struct Widths {
+  size_t latent;
+  size_t all;
+};
+
+// Turns scores [positions][kUnit] into weights and gives what earlier weights shrink by at the
+// begin of each piece. Not hn::Max, whose choice between a number and NaN differs by target.
+HWY_INLINE void Soften(const Tile& tile, Unit* unit, float (*scores)[kUnit],
+                       float (*shrinks)[kUnit]) {
+  const F32 d;
+  for (size_t lane = 0; lane < kUnit; lane += kLanes) {
+    V max = hn::Load(d, unit->max + lane);
+    V total = hn::Load(d, unit->total + lane);
+    size_t p = 0;
+    for (size_t c = 0; c < tile.cuts; ++c) {
+      const V old = max;
+      for (size_t i = p; i < tile.cut[c]; ++i) {
+        const V score = hn::Load(d, scores[i] + lane);
+        max = hn::IfThenElse(hn::Lt(max, score), score, max);
+      }
+      const V shrink = ExpNegative(hn::Sub(old, max));
+      hn::Store(shrink, d, shrinks[c] + lane);
+      total = hn::Mul(total, shrink);
+      for (; p < tile.cut[c]; ++p) {
+        const V weight = ExpNegative(hn::Sub(hn::Load(d, scores[p] + lane), max));
+        hn::Store(weight, d, scores[p] + lane);
+        total = hn::Add(total, weight);
+      }
+    }
+    hn::Store(max, d, unit->max + lane);
+    hn::Store(total, d, unit->total + lane);
+  }
+}
+
+// Adds the tile's weighted vectors to the sums of kSide heads, for kVectors registers of the
+// latent. weights and shrinks are those of the first head.
+template <size_t kVectors>
+HWY_INLINE void AddWeighted(const Tile& tile, const Widths& w, const float* vectors,
+                            const float* weights, const float* shrinks, float* sums) {
+  const F32 d;
+  V s[kSide][kVectors];
+  for (size_t h = 0; h < kSide; ++h) {
+    for (size_t v = 0; v < kVectors; ++v) s[h][v] = hn::Load(d, sums + h * w.latent + v * kLanes);
+  }
+  size_t p = 0;
+  for (size_t c = 0; c < tile.cuts; ++c) {
+    for (size_t h = 0; h < kSide; ++h) {
+      const V shrink = hn::Set(d, shrinks[c * kUnit + h]);
+      for (size_t v = 0; v < kVectors; ++v) s[h][v] = hn::Mul(s[h][v], shrink);
+    }
+    for (; p < tile.cut[c]; ++p) {
+      V x[kVectors];
+      for (size_t v = 0; v < kVectors; ++v) x[v] = hn::Load(d, vectors + p * w.all + v * kLanes);
+      for (size_t h = 0; h < kSide; ++h) {
+        const V weight = hn::Set(d, weights[p * kUnit + h]);
+        for (size_t v = 0; v < kVectors; ++v) s[h][v] = hn::MulAdd(weight, x[v], s[h][v]);
+      }
+    }
+  }
+  for (size_t h = 0; h < kSide; ++h) {
+    for (size_t v = 0; v < kVectors; ++v) hn::Store(s[h][v], d, sums + h * w.latent + v * kLanes);
+  }
+}
+
+// One tile for one unit.
+HWY_NOINLINE void AttendTile(const Tile& tile, const Widths& w, float scale, Unit* unit) {
+  alignas(64) float scores[kBlock][kUnit];
+  alignas(64) float shrinks[kBlock][kUnit];
+  const size_t heads = Padded(unit->heads, kSide);
+  if (heads < kUnit) std::memset(scores, 0, sizeof(scores));
+  // Eight heads' queries (18 KB at real size) stay in the first-level cache.
+  constexpr size_t kNear = 2 * kSide;
+  for (size_t near = 0; near < heads; near += kNear) {
+    for (size_t p = 0; p < tile.count; p += kSide) {
+      for (size_t h = near; h < std::min(heads, near + kNear); h += kSide) {
+        Products(tile.vectors + p * w.all, unit->queries + h * w.all, w.all, scale, scores[p] + h,
+                 kUnit);
+      }
+    }
+  }
+  Soften(tile, unit, scores, shrinks);
+  constexpr size_t kVectors = kRows;
+  size_t i = 0;
+  for (; i + kVectors * kLanes <= w.latent; i += kVectors * kLanes) {
+    for (size_t h = 0; h < heads; h += kSide) {
+      AddWeighted<kVectors>(tile, w, tile.vectors + i, scores[0] + h, shrinks[0] + h,
+                            unit->sums + h * w.latent + i);
+    }
+  }
+  for (; i < w.latent; i += kLanes) {
+    for (size_t h = 0; h < heads; h += kSide) {
+      AddWeighted<1>(tile, w, tile.vectors + i, scores[0] + h, shrinks[0] + h,
+                     unit->sums + h * w.latent + i);
     }
   }
 }
+
+// The units of a pass and the scratch they share with the tile.
+class AttentionPass {
+ public:
+  explicit AttentionPass(const LatentAttention& a)
+      : a_(a),
+        latent_(static_cast<size_t>(a.latent)),
+        rope_(static_cast<size_t>(a.rope)),
+        w_{Padded(latent_, kStep), Padded(latent_, kStep) + Padded(rope_, kStep)} {
+    tile_.vectors = Aligned(a.scratch);
+  }
+
+  // Heads [first, last) of a row.
+  void Add(const AttentionRow& row, size_t first, size_t last) {
+    for (size_t h = first; h < last; h += kUnit) AddUnit(row, h, std::min(kUnit, last - h));
+  }
+
+  // All rows attend to their first positions, block by block.
+  void AttendFirst() {
+    int32_t longest = 0;
+    for (size_t u = 0; u < count_; ++u) longest = std::max(longest, units_[u].row->count);
+    for (int32_t begin = 0; begin < longest; begin += kAttentionBlock) {
+      Clear();
+      for (int32_t p = begin; p < std::min(longest, begin + kAttentionBlock); ++p) Decode(p);
+      Pad();
+      for (size_t u = 0; u < count_; ++u) {
+        const int32_t left = units_[u].row->count - begin;
+        if (left <= 0) continue;
+        // Vectors beyond the row's last are scored at most, to fill a register block.
+        tile_.count = static_cast<size_t>(std::min(left, kAttentionBlock));
+        tile_.cuts = 1;
+        tile_.cut[0] = tile_.count;
+        AttendTile(tile_, w_, a_.scale, &units_[u]);
+      }
+    }
+    Finish();
+  }
+
+  // The one row attends to its listed positions: whole softmax blocks share a tile, so that a
+  // sparse list does not move the sums to and fro for every position.
+  void AttendListed(const AttentionRow& row) {
+    Clear();
+    for (int32_t i = 0; i < row.count;) {
+      const int32_t block = row.positions[i] / kAttentionBlock;
+      int32_t end = i + 1;
+      while (end < row.count && row.positions[end] / kAttentionBlock == block) ++end;
+      if (tile_.count + static_cast<size_t>(end - i) > kBlock) {
+        AttendAll();
+        Clear();
+      }
+      for (; i < end; ++i) Decode(row.positions[i]);
+      tile_.cut[tile_.cuts++] = tile_.count;
+    }
+    if (tile_.count > 0) AttendAll();
+    Finish();
+  }
+
+ private:
+  // Copies the row's queries; sums and softmax start afresh.
+  void AddUnit(const AttentionRow& row, size_t first_head, size_t heads) {
+    Unit& unit = units_[count_];
+    unit.row = &row;
+    unit.first_head = first_head;
+    unit.heads = heads;
+    unit.queries = tile_.vectors + (kBlock + count_ * kUnit) * w_.all;
+    unit.sums = tile_.vectors + (kBlock + kAttentionPass) * w_.all + count_ * kUnit * w_.latent;
+    for (size_t h = 0; h < heads; ++h) {
+      float* to = unit.queries + h * w_.all;
+      CopyPadded(row.q_latent + (first_head + h) * latent_, latent_, to);
+      CopyPadded(row.q_rope + (first_head + h) * rope_, rope_, to + w_.latent);
+    }
+    std::fill(unit.queries + heads * w_.all, unit.queries + Padded(heads, kSide) * w_.all, 0.0f);
+    std::fill(unit.sums, unit.sums + Padded(heads, kSide) * w_.latent, 0.0f);
+    std::fill(unit.max, unit.max + kUnit, -std::numeric_limits<float>::infinity());
+    std::fill(unit.total, unit.total + kUnit, 0.0f);
+    ++count_;
+  }
+
+  void Clear() { tile_.count = tile_.cuts = 0; }
+
+  void Decode(int32_t position) {
+    DecodeVector(a_.kv, position, latent_, rope_, tile_.vectors + tile_.count++ * w_.all);
+  }
+
+  void Pad() {
+    std::fill(tile_.vectors + tile_.count * w_.all,
+              tile_.vectors + Padded(tile_.count, kSide) * w_.all, 0.0f);
+  }
+
+  void AttendAll() {
+    Pad();
+    for (size_t u = 0; u < count_; ++u) AttendTile(tile_, w_, a_.scale, &units_[u]);
+  }
+
+  void Finish() {
+    for (size_t u = 0; u < count_; ++u) {
+      const Unit& unit = units_[u];
+      for (size_t h = 0; h < unit.heads; ++h) {
+        float* out = unit.row->out + (unit.first_head + h) * latent_;
+        const V total = hn::Set(F32(), unit.row->count == 0 ? 1.0f : unit.total[h]);
+        for (size_t i = 0; i < latent_; i += kStep) {
+          Vec16 v = Load16(unit.sums + h * w_.latent + i);
+          for (V& part : v.part) part = hn::Div(part, total);
+          StoreUpTo(v, latent_ - i, out + i);
+        }
+      }
+    }
+    count_ = 0;
+  }
+
+  const LatentAttention& a_;
+  const size_t latent_;
+  const size_t rope_;
+  const Widths w_;
+  Tile tile_;
+  Unit units_[kPassUnits];
+  size_t count_ = 0;
+};
 
 void AttendLatents(const LatentAttention& a, int32_t first_head, int32_t last_head) {
-  const size_t last = static_cast<size_t>(last_head);
-  for (size_t h = static_cast<size_t>(first_head); h < last; h += kPassHeads) {
-    const size_t end = std::min(last, h + kPassHeads);
-    if (a.kv.type == KvType::kF32) {
-      AttendHeads<KvType::kF32>(a, h, end);
-    } else {
-      AttendHeads<KvType::kBF16>(a, h, end);
+  if (first_head >= last_head) return;
+  const size_t first = static_cast<size_t>(first_head), last = static_cast<size_t>(last_head);
+  const size_t row_units = Padded(last - first, kUnit) / kUnit;
+  const size_t units = std::min(kPassUnits, row_units);
+  const size_t rows = kPassUnits / units;  // in a pass
+  AttentionPass pass(a);
+  for (size_t begin = first; begin < last; begin += units * kUnit) {
+    const size_t end = std::min(last, begin + units * kUnit);
+    size_t waiting = 0;
+    for (size_t r = 0; r < a.row_count; ++r) {
+      if (a.rows[r].positions != nullptr) continue;
+      pass.Add(a.rows[r], begin, end);
+      if (++waiting < rows) continue;
+      pass.AttendFirst();
+      waiting = 0;
+    }
+    pass.AttendFirst();
+    // Lists differ from row to row: each is decoded for its row alone, 2.5 % of the row's work.
+    for (size_t r = 0; r < a.row_count; ++r) {
+      if (a.rows[r].positions == nullptr) continue;
+      pass.Add(a.rows[r], begin, end);
+      pass.AttendListed(a.rows[r]);
     }
   }
 }
 
-// totals[p] += w[h] * max(0, score) for kHeads heads, ascending. Not hn::Max, which may hide NaN.
-template <size_t kHeads>
-HWY_INLINE void AddIndexHeads(const float (*scores)[kBlock], const float* w, float* totals) {
+// totals[p] += w[h] * max(0, score) for the heads, ascending. Not hn::Max, which may hide NaN.
+HWY_INLINE void AddIndexHeads(const float (*scores)[kBlock], const float* w, size_t heads,
+                              float* totals) {
   const F32 d;
   for (size_t i = 0; i < kBlock; i += kLanes) {
-    V total = hn::LoadU(d, totals + i);
-    for (size_t h = 0; h < kHeads; ++h) {
-      const V score = hn::LoadU(d, scores[h] + i);
+    V total = hn::Load(d, totals + i);
+    for (size_t h = 0; h < heads; ++h) {
+      const V score = hn::Load(d, scores[h] + i);
       const V positive = hn::IfThenElse(hn::Lt(score, hn::Zero(d)), hn::Zero(d), score);
       total = hn::MulAdd(hn::Set(d, w[h]), positive, total);
     }
-    hn::StoreU(total, d, totals + i);
+    hn::Store(total, d, totals + i);
   }
 }
 
-template <KvType kType>
-HWY_INLINE void ScoreIndexBlock(const StoredBlock& block, size_t heads, size_t width,
-                                const float* q, const float* w, float scale, float* totals) {
-  alignas(64) float scores[kScoreHeads][kBlock] = {};
-  size_t h = 0;
-  for (; h + kScoreHeads <= heads; h += kScoreHeads) {
-    Score<kType, kScoreHeads>({q + h * width, width, nullptr, 0}, block, scale, scores);
-    AddIndexHeads<kScoreHeads>(scores, w + h, totals);
+// Rows [0, count) of at most kIndexPass over all positions.
+void ScorePass(const IndexScoring& a, const IndexRow* rows, size_t count, int32_t first,
+               int32_t last) {
+  const size_t width = static_cast<size_t>(a.keys.width), stride = Padded(width, kStep);
+  const size_t heads = static_cast<size_t>(a.heads), padded_heads = Padded(heads, kSide);
+  float* const keys = Aligned(a.scratch);
+  float* const queries = keys + kBlock * stride;  // [count][padded heads][stride]
+  int32_t longest = 0;
+  for (size_t r = 0; r < count; ++r) {
+    longest = std::max(longest, rows[r].count);
+    float* to = queries + r * padded_heads * stride;
+    for (size_t h = 0; h < heads; ++h) CopyPadded(rows[r].q + h * width, width, to + h * stride);
+    std::fill(to + heads * stride, to + padded_heads * stride, 0.0f);
   }
-  for (; h < heads; ++h) {
-    Score<kType, 1>({q + h * width, width, nullptr, 0}, block, scale, scores);
-    AddIndexHeads<1>(scores, w + h, totals);
-  }
-}
-
-void IndexScores(const KvView& keys, int32_t heads, const float* q, const float* w, float scale,
-                 int32_t first, int32_t last, float* scores) {
-  const size_t width = static_cast<size_t>(keys.width);
-  const size_t head_count = static_cast<size_t>(heads);
-  for (int64_t begin = first; begin < last; begin += kAttentionBlock) {
-    const int64_t end = std::min<int64_t>(last, begin + kAttentionBlock);
-    StoredBlock block;
-    for (int64_t p = begin; p < end; ++p) block.Add(keys, p);
-    block.Pad();
-    alignas(64) float totals[kBlock] = {};
-    if (keys.type == KvType::kF32) {
-      ScoreIndexBlock<KvType::kF32>(block, head_count, width, q, w, scale, totals);
-    } else {
-      ScoreIndexBlock<KvType::kBF16>(block, head_count, width, q, w, scale, totals);
+  const int32_t stop = std::min(last, longest);
+  for (int32_t begin = first; begin < stop; begin += kAttentionBlock) {
+    const size_t n = static_cast<size_t>(std::min(stop - begin, kAttentionBlock));
+    for (size_t p = 0; p < n; ++p) {
+      DecodeVector(a.keys, begin + static_cast<int32_t>(p), width, 0, keys + p * stride);
     }
-    std::memcpy(scores + (begin - first), totals, block.count * sizeof(float));
+    std::fill(keys + n * stride, keys + Padded(n, kSide) * stride, 0.0f);
+    for (size_t r = 0; r < count; ++r) {
+      if (rows[r].count <= begin) continue;
+      const size_t wanted = std::min(n, static_cast<size_t>(rows[r].count - begin));
+      const float* q = queries + r * padded_heads * stride;
+      alignas(64) float totals[kBlock] = {};
+      alignas(64) float scores[kSide][kBlock] = {};
+      for (size_t h = 0; h < heads; h += kSide) {
+        for (size_t p = 0; p < wanted; p += kSide) {
+          Products(q + h * stride, keys + p * stride, stride, a.scale, scores[0] + p, kBlock);
+        }
+        AddIndexHeads(scores, rows[r].w + h, std::min(kSide, heads - h), totals);
+      }
+      std::copy(totals, totals + wanted, rows[r].scores + begin);
+    }
+  }
+}
+
+void IndexScores(const IndexScoring& a, int32_t first, int32_t last) {
+  for (size_t r = 0; r < a.row_count; r += kIndexPass) {
+    ScorePass(a, a.rows + r, std::min(kIndexPass, a.row_count - r), first, last);
   }
 }
 
@@ -310,9 +480,8 @@ namespace colibri {
 HWY_EXPORT(IndexScores);
 HWY_EXPORT(AttendLatents);
 
-void IndexScores(const KvView& keys, int32_t heads, const float* q, const float* w, float scale,
-                 int32_t first, int32_t last, float* scores) {
-  COLIBRI_DISPATCH(IndexScores)(keys, heads, q, w, scale, first, last, scores);
+void IndexScores(const IndexScoring& a, int32_t first, int32_t last) {
+  COLIBRI_DISPATCH(IndexScores)(a, first, last);
 }
 
 void AttendLatents(const LatentAttention& a, int32_t first_head, int32_t last_head) {

@@ -112,16 +112,38 @@ float StoredValue(const KvView& kv, const std::byte* vector, size_t i) {
   return kv.type == KvType::kF32 ? LoadAt<float>(vector, i) : FromBF16(LoadAt<uint16_t>(vector, i));
 }
 
-// One head of AttendLatents; `out` is its running weighted sum.
+// exp of a number that is not above 0, for softmax weights, within 1 ulp; NaN stays NaN. Our own,
+// so that bits depend neither on the C library nor on Highway: n is x / ln 2 to the nearest integer
+// (adding 1.5 * 2^23 leaves it in the lowest bits), then Taylor's series for the rest, below 0.35,
+// whose eighth power over 8! is 5e-9. The factor 2^n comes in two halves, which rounds once where
+// the result is denormal.
+float ExpNegative(float x) {
+  constexpr float kMagic = 0x1.8p23f;
+  if (x < -104.0f) x = -104.0f;  // rounds to 0 like all below
+  const float shifted = std::fma(x, 0x1.715476p0f, kMagic);
+  const float n = shifted - kMagic;
+  const float rest = std::fma(-n, -0x1.05c61p-29f, std::fma(-n, 0x1.62e43p-1f, x));
+  float y = 1.0f / 5040;
+  for (float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) {
+    y = std::fma(y, rest, c);
+  }
+  const auto exponent = static_cast<int32_t>(BitsOf(shifted) - BitsOf(kMagic));
+  const int32_t half = exponent >> 1;
+  const auto power = [](int32_t e) { return FloatFromBits(static_cast<uint32_t>(e + 127) << 23); };
+  return y * power(half) * power(exponent - half);
+}
+
+// One head of one row of AttendLatents; `out` is its running weighted sum.
 class HeadAttention {
  public:
-  HeadAttention(const LatentAttention& a, int32_t head)
+  HeadAttention(const LatentAttention& a, const AttentionRow& row, int32_t head)
       : a_(a),
+        row_(row),
         latent_(static_cast<size_t>(a.latent)),
         rope_(static_cast<size_t>(a.rope)),
-        q_latent_(a.q_latent + static_cast<size_t>(head) * latent_),
-        q_rope_(a.q_rope + static_cast<size_t>(head) * rope_),
-        out_(a.out + static_cast<size_t>(head) * latent_) {
+        q_latent_(row.q_latent + static_cast<size_t>(head) * latent_),
+        q_rope_(row.q_rope + static_cast<size_t>(head) * rope_),
+        out_(row.out + static_cast<size_t>(head) * latent_) {
     std::fill(out_, out_ + latent_, 0.0f);
   }
 
@@ -133,12 +155,12 @@ class HeadAttention {
       scores[i - begin] = Score(i);
       max = std::max(max, scores[i - begin]);
     }
-    const float shrink = std::exp(max_ - max);
+    const float shrink = ExpNegative(max_ - max);
     max_ = max;
     sum_ *= shrink;
     for (size_t j = 0; j < latent_; ++j) out_[j] *= shrink;
     for (int32_t i = begin; i < end; ++i) {
-      const float p = std::exp(scores[i - begin] - max);
+      const float p = ExpNegative(scores[i - begin] - max);
       const std::byte* c = StoredVector(a_.kv, PositionAt(i));
       sum_ += p;
       for (size_t j = 0; j < latent_; ++j) {
@@ -151,7 +173,7 @@ class HeadAttention {
     for (size_t j = 0; j < latent_; ++j) out_[j] /= sum_;
   }
 
-  int32_t PositionAt(int32_t i) const { return a_.positions == nullptr ? i : a_.positions[i]; }
+  int32_t PositionAt(int32_t i) const { return row_.positions == nullptr ? i : row_.positions[i]; }
 
  private:
   float Score(int32_t i) const {
@@ -164,6 +186,7 @@ class HeadAttention {
   }
 
   const LatentAttention& a_;
+  const AttentionRow& row_;
   const size_t latent_;
   const size_t rope_;
   const float* q_latent_;
@@ -258,36 +281,41 @@ void StoreKv(const float* x, size_t n, KvType type, std::byte* dst) {
   }
 }
 
-void IndexScores(const KvView& keys, int32_t heads, const float* q, const float* w, float scale,
-                 int32_t first, int32_t last, float* scores) {
-  const size_t width = static_cast<size_t>(keys.width);
-  for (int32_t p = first; p < last; ++p) {
-    const std::byte* key = StoredVector(keys, p);
-    float score = 0;
-    for (size_t h = 0; h < static_cast<size_t>(heads); ++h) {
-      LaneSum sum;
-      for (size_t i = 0; i < width; ++i) {
-        sum.Add(q[h * width + i], StoredValue(keys, key, i));
+void IndexScores(const IndexScoring& a, int32_t first, int32_t last) {
+  const size_t width = static_cast<size_t>(a.keys.width);
+  for (size_t r = 0; r < a.row_count; ++r) {
+    const IndexRow& row = a.rows[r];
+    for (int32_t p = first; p < std::min(last, row.count); ++p) {
+      const std::byte* key = StoredVector(a.keys, p);
+      float score = 0;
+      for (size_t h = 0; h < static_cast<size_t>(a.heads); ++h) {
+        LaneSum sum;
+        for (size_t i = 0; i < width; ++i) {
+          sum.Add(row.q[h * width + i], StoredValue(a.keys, key, i));
+        }
+        const float dot = sum.Total() * a.scale;
+        // Not std::max, which would hide a NaN.
+        score = std::fma(row.w[h], dot < 0 ? 0.0f : dot, score);
       }
-      const float dot = sum.Total() * scale;
-      // Not std::max, which would hide a NaN.
-      score = std::fma(w[h], dot < 0 ? 0.0f : dot, score);
+      row.scores[p] = score;
     }
-    scores[p - first] = score;
   }
 }
 
 void AttendLatents(const LatentAttention& a, int32_t first_head, int32_t last_head) {
-  for (int32_t head = first_head; head < last_head; ++head) {
-    HeadAttention attention(a, head);
-    for (int32_t begin = 0; begin < a.count;) {
-      const int32_t block = attention.PositionAt(begin) / kAttentionBlock;
-      int32_t end = begin + 1;
-      while (end < a.count && attention.PositionAt(end) / kAttentionBlock == block) ++end;
-      attention.AddBlock(begin, end);
-      begin = end;
+  for (size_t r = 0; r < a.row_count; ++r) {
+    const AttentionRow& row = a.rows[r];
+    for (int32_t head = first_head; head < last_head; ++head) {
+      HeadAttention attention(a, row, head);
+      for (int32_t begin = 0; begin < row.count;) {
+        const int32_t block = attention.PositionAt(begin) / kAttentionBlock;
+        int32_t end = begin + 1;
+        while (end < row.count && attention.PositionAt(end) / kAttentionBlock == block) ++end;
+        attention.AddBlock(begin, end);
+        begin = end;
+      }
+      if (row.count > 0) attention.Finish();
     }
-    if (a.count > 0) attention.Finish();
   }
 }
 

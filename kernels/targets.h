@@ -14,11 +14,15 @@
 
 // Before 1.0.4 the AVX3_DL target enables AVX-VNNI in place of AVX-512 VNNI: intrinsics of the
 // latter do not compile, and compilers may emit the former, which Ice Lake lacks.
+// COLIBRI_ATTR is what lambdas need in place of HWY_ATTR.
 #undef COLIBRI_BEFORE_NAMESPACE
+#undef COLIBRI_ATTR
 #if HWY_TARGET == HWY_AVX3_DL && HWY_MAJOR == 1 && HWY_MINOR == 0 && HWY_PATCH < 4
 #define COLIBRI_BEFORE_NAMESPACE()                  \
   HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni") \
   static_assert(true, "")
+#define COLIBRI_ATTR __attribute__((target(HWY_TARGET_STR ",avx512vnni")))
 #else
 #define COLIBRI_BEFORE_NAMESPACE() HWY_BEFORE_NAMESPACE()
+#define COLIBRI_ATTR HWY_ATTR
 #endif

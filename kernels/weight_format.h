@@ -49,6 +49,24 @@ constexpr int64_t ScalesPerRow(WeightFormat f, int64_t cols, int64_t group) {
   return f == WeightFormat::kInt4Grouped ? (cols + group - 1) / group : 1;
 }
 
+// Inputs of one exact integer dot where activations are int8; 0 for matrices that have no integer
+// kernel: other formats, groups other than 16, 32, multiples of 64 or whole rows (decisions), and
+// rows shorter than the 64 inputs that share an activation scale.
+constexpr int32_t Int8Run(const PackedMatrix& m) {
+  if (m.cols < 64) return 0;
+  if (m.format == WeightFormat::kInt8Row || m.format == WeightFormat::kInt4Row) return 64;
+  if (m.format != WeightFormat::kInt4Grouped) return 0;
+  if (m.group >= m.cols || m.group % 64 == 0) return 64;
+  return m.group == 16 || m.group == 32 ? m.group : 0;
+}
+// The largest magnitude of a quantised activation: int8's, and two planes' 127 * 128 + 63.
+inline constexpr float kOnePlaneSteps = 127;
+inline constexpr float kTwoPlaneSteps = 16319;
+constexpr bool TakesInt8(const PackedMatrix& m) { return Int8Run(m) > 0; }
+
+// Whether two planes of activations can be multiplied with it: runs of 64.
+constexpr bool TakesTwoPlanes(const PackedMatrix& m) { return Int8Run(m) == 64; }
+
 constexpr uint64_t DataBytes(const PackedMatrix& m) {
   return RowBytes(m.format, m.cols) * static_cast<uint64_t>(m.rows);
 }

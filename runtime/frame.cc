@@ -7,6 +7,14 @@ namespace {
 
 constexpr uint64_t kAlign = 64;
 
+// Floats that one thread's attention kernels work in.
+uint64_t KernelScratchFloats(const Model& model) {
+  const ModelConfig& c = model.Config();
+  const size_t attention = AttentionScratch(c.kv_lora, c.rope);
+  return model.HasIndexer() ? std::max(attention, IndexScratch(c.index_heads, c.index_dim))
+                            : attention;
+}
+
 // Visits every float buffer of a frame with its size, in one place for both the plan and the frame.
 template <class Visit>
 void ForEachBuffer(const Model& model, const FrameShape& shape, Frame* f, Visit&& visit) {
@@ -19,6 +27,10 @@ void ForEachBuffer(const Model& model, const FrameShape& shape, Frame* f, Visit&
   const auto at = [f](float* Frame::*member) { return f == nullptr ? nullptr : &(f->*member); };
   visit(at(&Frame::x), rows * hidden);
   visit(at(&Frame::normed), rows * hidden);
+  // The MTP layer's input is two hidden vectors wide.
+  const int32_t inputs = model.HasMtp() ? 2 * c.hidden : c.hidden;
+  visit(at(&Frame::normed8_memory), QuantisedRows::MaxBytes(rows, inputs, 2) / sizeof(float));
+  visit(at(&Frame::q_latent8_memory), QuantisedRows::MaxBytes(rows, c.q_lora, 2) / sizeof(float));
   visit(at(&Frame::final), rows * hidden);
   visit(at(&Frame::rope_cos), rows * n(c.rope / 2));
   visit(at(&Frame::rope_sin), rows * n(c.rope / 2));
@@ -27,13 +39,15 @@ void ForEachBuffer(const Model& model, const FrameShape& shape, Frame* f, Visit&
   visit(at(&Frame::q_absorbed), rows * heads * n(c.kv_lora));
   visit(at(&Frame::q_rope), rows * heads * n(c.rope));
   visit(at(&Frame::kv), rows * n(c.KvWidth()));
-  visit(at(&Frame::attended), rows * heads * n(c.kv_lora));
+  // Later the quantised values.
+  visit(at(&Frame::attended), rows * heads * n(std::max(c.kv_lora, c.v_head)));
   visit(at(&Frame::values), rows * heads * n(c.v_head));
   visit(at(&Frame::attention_out), rows * hidden);
+  visit(at(&Frame::kernel_scratch), threads * KernelScratchFloats(model));
   visit(at(&Frame::index_q), indexed * rows * n(c.index_heads) * n(c.index_dim));
   visit(at(&Frame::index_k), indexed * rows * n(c.index_dim));
   visit(at(&Frame::index_w), indexed * rows * n(c.index_heads));
-  visit(at(&Frame::index_scores), indexed * threads * 2 * n(shape.context));
+  visit(at(&Frame::index_scores), indexed * n(shape.IndexRows()) * n(shape.context));
   visit(at(&Frame::router_logits), rows * n(c.experts));
   visit(at(&Frame::router_scratch), threads * n(c.experts));
   visit(at(&Frame::expert_gate), routed * n(c.moe_intermediate));
@@ -55,13 +69,17 @@ uint64_t FloatBytes(const Model& model, const FrameShape& shape) {
 
 }  // namespace
 
+int32_t FrameShape::IndexRows() const {
+  return std::min(rows, std::max(threads, static_cast<int32_t>(kIndexPass)));
+}
+
 uint64_t FrameShape::Bytes(const Model& model) const {
   const ModelConfig& c = model.Config();
   const auto n = static_cast<uint64_t>(rows);
   const auto k = static_cast<uint64_t>(c.top_k);
   const uint64_t lists = model.HasIndexer() ? n * static_cast<uint64_t>(c.index_top_k) * 4 : 0;
   const uint64_t per_row = sizeof(FrameRow) + sizeof(FrameSequence) + sizeof(IndexSet) +
-                           sizeof(TokenLogprob) + 4 + k * (sizeof(JobRow) + 12);
+                           sizeof(TokenLogprob) + 4 + k * (16);
   return FloatBytes(model, *this) + lists + n * per_row;
 }
 
@@ -69,6 +87,7 @@ Frame::Frame(const Model& model, const FrameShape& frame_shape)
     : shape(frame_shape),
       hidden_(static_cast<size_t>(model.Config().hidden)),
       index_top_k_(model.HasIndexer() ? model.Config().index_top_k : 0),
+      kernel_scratch_floats_(KernelScratchFloats(model)),
       buffer_(FloatBytes(model, frame_shape), "the frame") {
   std::byte* next = buffer_.data();
   ForEachBuffer(model, shape, this, [&](float** member, uint64_t floats) {

@@ -55,12 +55,6 @@ struct FrameJob {
   ReadResult error;
 };
 
-// A routed row: its place among the router's choices decides the order of summation.
-struct JobRow {
-  int32_t row = 0;
-  int32_t rank = 0;
-};
-
 // The positions a row attends to: the first `count` of its sequence, or `count` listed ones.
 struct IndexSet {
   int32_t count = 0;
@@ -73,6 +67,9 @@ struct FrameShape {
   int32_t context = 0;  // longest sequence, for index scratch
   int32_t threads = 1;
   static constexpr int32_t kHeadRows = 16;  // logits are computed for at most so many rows at once
+  // Index scores are computed for so many rows at once: a pass of the kernel, or a selection for
+  // each thread.
+  int32_t IndexRows() const;
 
   uint64_t Bytes(const Model& model) const;
 };
@@ -94,23 +91,29 @@ class Frame {
   // Residual stream and its norms, [rows][hidden].
   float* x = nullptr;
   float* normed = nullptr;
+  // `normed` and `q_latent` as int8: in two planes for attention's projections, in one for the FFN.
+  // No values where the weights take f32.
+  QuantisedRows normed8, q_latent8;
+  float* normed8_memory = nullptr;
+  float* q_latent8_memory = nullptr;
   float* final = nullptr;  // after the final norm (or the MTP layer's head norm)
   // Attention. Heads are the outer index within a row.
   float* rope_cos = nullptr;  // [rows][rope / 2]
   float* rope_sin = nullptr;
-  float* q_latent = nullptr;       // [rows][q_lora], normalised
-  float* q = nullptr;              // [rows][heads][nope + rope]
-  float* q_absorbed = nullptr;     // [rows][heads][kv_lora]
-  float* q_rope = nullptr;         // [rows][heads][rope]
-  float* kv = nullptr;             // [rows][kv_lora + rope]
-  float* attended = nullptr;       // [rows][heads][kv_lora]
-  float* values = nullptr;         // [rows][heads][v_head]
-  float* attention_out = nullptr;  // [rows][hidden]
+  float* q_latent = nullptr;        // [rows][q_lora], normalised
+  float* q = nullptr;               // [rows][heads][nope + rope]
+  float* q_absorbed = nullptr;      // [rows][heads][kv_lora]
+  float* q_rope = nullptr;          // [rows][heads][rope]
+  float* kv = nullptr;              // [rows][kv_lora + rope]
+  float* attended = nullptr;        // [rows][heads][kv_lora]
+  float* values = nullptr;          // [rows][heads][v_head]
+  float* attention_out = nullptr;   // [rows][hidden]
+  float* kernel_scratch = nullptr;  // [threads][what AttendLatents and IndexScores work in]
   // Indexer.
   float* index_q = nullptr;          // [rows][index_heads][index_dim]
   float* index_k = nullptr;          // [rows][index_dim]
   float* index_w = nullptr;          // [rows][index_heads]
-  float* index_scores = nullptr;     // [threads][2][context]
+  float* index_scores = nullptr;     // [IndexRows()][context]
   std::vector<IndexSet> index_sets;  // [rows]
   std::vector<int32_t> index_lists;  // [rows][index_top_k]
   // Router and experts.
@@ -119,9 +122,9 @@ class Frame {
   std::vector<int32_t> experts;     // [rows][top_k]
   std::vector<float> weights;       // [rows][top_k]
   std::vector<FrameJob> jobs;
-  std::vector<JobRow> job_rows;
-  std::vector<int32_t> place;    // [rows][top_k]: index in job_rows, -1 for a failed row
-  float* expert_gate = nullptr;  // [rows * top_k][moe_intermediate], in job_rows order
+  std::vector<int32_t> job_rows;  // rows of the frame, job by job
+  std::vector<int32_t> place;     // [rows][top_k]: index in job_rows, -1 for a failed row
+  float* expert_gate = nullptr;   // [rows * top_k][moe_intermediate], in job_rows order
   float* expert_up = nullptr;
   float* expert_out = nullptr;  // [rows * max(top_k, 2)][hidden], in job_rows order
   // Dense or shared FFN.
@@ -136,10 +139,14 @@ class Frame {
   int32_t* IndexList(size_t row) {
     return index_lists.data() + row * static_cast<size_t>(index_top_k_);
   }
+  float* KernelScratch(int thread) const {
+    return kernel_scratch + static_cast<size_t>(thread) * kernel_scratch_floats_;
+  }
 
  private:
   size_t hidden_ = 0;
   int32_t index_top_k_ = 0;
+  size_t kernel_scratch_floats_ = 0;
   PopulatedBuffer buffer_;
 };
 

@@ -1,5 +1,5 @@
 // Which positions a row attends to (model spec 3.5): the `keep` highest index scores, equal scores
-// by lower position, -0.0 equal to 0.0. Threads: pure; the caller's scratch.
+// by lower position, -0.0 equal to 0.0. Threads: pure.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,7 @@
 namespace colibri {
 
 // Writes the chosen positions, ascending, to `chosen` (at least min(keep, scores.size()) long) and
-// returns how many. `scratch` is as long as `scores`. NaN counts as -infinity.
-int32_t SelectPositions(std::span<const float> scores, int32_t keep, std::span<float> scratch,
-                        std::span<int32_t> chosen);
+// returns how many. NaN counts as -infinity. A few passes over the scores whatever their order.
+int32_t SelectPositions(std::span<const float> scores, int32_t keep, std::span<int32_t> chosen);
 
 }  // namespace colibri

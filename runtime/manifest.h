@@ -12,7 +12,7 @@
 namespace colibri {
 
 // Raised by every change of the engine that alters a line's bytes on some SIMD target.
-inline constexpr int32_t kNumericsVersion = 1;
+inline constexpr int32_t kNumericsVersion = 2;
 
 // The lines of one of several processes that share a prompt file: line number `line`, from 1, with
 // (line - 1) mod count = index.

@@ -8,6 +8,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -24,18 +25,25 @@ using Entry = SampleScratch::Entry;
 bool Better(const Entry& a, const Entry& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
-// std heaps keep the largest on top: here that is the best.
-bool WorseForHeap(const Entry& a, const Entry& b) { return Better(b, a); }
-
-// The best allowed entry; id -1 when none is allowed or one is not finite.
-Entry Best(std::span<const float> logits, const VocabMask& mask) {
+// The best allowed entry and the lowest allowed logit; id -1 when none is allowed or one is not
+// finite.
+struct Range {
   Entry best{0, -1};
+  float lowest = 0;
+};
+
+Range RangeOf(std::span<const float> logits, const VocabMask& mask) {
+  Range range;
   for (size_t i = 0; i < logits.size(); ++i) {
     if (!mask.Allows(i)) continue;
-    if (!std::isfinite(logits[i])) return Entry{0, -1};
-    if (best.id < 0 || logits[i] > best.logit) best = {logits[i], static_cast<int32_t>(i)};
+    if (!std::isfinite(logits[i])) return {};
+    if (range.best.id < 0) range.lowest = logits[i];
+    if (range.best.id < 0 || logits[i] > range.best.logit) {
+      range.best = {logits[i], static_cast<int32_t>(i)};
+    }
+    range.lowest = std::min(range.lowest, logits[i]);
   }
-  return best;
+  return range;
 }
 
 void AddLittleEndian(XXH3_state_t* state, uint64_t value) {
@@ -44,29 +52,83 @@ void AddLittleEndian(XXH3_state_t* state, uint64_t value) {
   XXH3_64bits_update(state, bytes, sizeof bytes);
 }
 
-// Gives the allowed tokens best first, one at a time: real distributions end after a few, and
-// sorting 154,880 ids took five times as long as making the heap (38 against 8 ms, one busy core).
+// Gives the allowed tokens best first, one at a time. Real distributions end after a few of the
+// 154,880, so nothing is sorted that is not asked for: logits are counted in buckets that descend
+// from the highest one, the next buckets with some tokens in them are gathered, and each is sorted
+// when its turn comes.
 class BestFirst {
  public:
-  BestFirst(std::span<const float> logits, const VocabMask& mask, std::vector<Entry>* heap)
-      : heap_(heap) {
-    heap_->clear();
-    heap_->reserve(logits.size());
+  BestFirst(std::span<const float> logits, const VocabMask& mask, const Range& range,
+            double temperature, std::vector<Entry>* gathered)
+      : logits_(logits),
+        mask_(mask),
+        highest_(static_cast<double>(range.best.logit)),
+        gathered_(*gathered) {
+    // Beyond 40 temperatures a token weighs less than 10^-17 of the best: one bucket for all that.
+    const double span = std::min(highest_ - static_cast<double>(range.lowest), 40 * temperature);
+    per_logit_ = span > 0 ? kBuckets / span : 0;
+    gathered_.clear();
+    gathered_.reserve(logits.size());
     for (size_t i = 0; i < logits.size(); ++i) {
-      if (mask.Allows(i)) heap_->push_back({logits[i], static_cast<int32_t>(i)});
+      if (mask.Allows(i)) ++ends_[BucketOf(logits[i])];
     }
-    std::make_heap(heap_->begin(), heap_->end(), WorseForHeap);
+    for (uint32_t& end : ends_) end = static_cast<uint32_t>(left_ += end);
   }
-  bool Empty() const { return heap_->empty(); }
+  size_t Left() const { return left_; }
   Entry Take() {
-    std::pop_heap(heap_->begin(), heap_->end(), WorseForHeap);
-    const Entry best = heap_->back();
-    heap_->pop_back();
-    return best;
+    if (next_ == sorted_) SortBucket();
+    --left_;
+    return gathered_[next_++];
   }
 
  private:
-  std::vector<Entry>* heap_;
+  static constexpr size_t kBuckets = 2048;
+
+  // Never falls when the logit does: subtraction and product round monotonically. The comparison is
+  // false for what overflows and for 0 x infinity.
+  size_t BucketOf(float logit) const {
+    const double bucket = (highest_ - static_cast<double>(logit)) * per_logit_;
+    return bucket < kBuckets - 1 ? static_cast<size_t>(bucket) : kBuckets - 1;
+  }
+
+  void SortBucket() {
+    while (ends_[bucket_] == next_) ++bucket_;  // nothing in it
+    if (bucket_ >= gathered_buckets_) Gather();
+    sorted_ = ends_[bucket_++];
+    const auto begin = gathered_.begin() + static_cast<std::ptrdiff_t>(next_);
+    const auto end = gathered_.begin() + static_cast<std::ptrdiff_t>(sorted_);
+    if (!std::is_sorted(begin, end, Better)) std::sort(begin, end, Better);
+  }
+
+  // Buckets from the next one on, until they hold `wanted_` tokens or all that are left.
+  void Gather() {
+    const size_t first = bucket_;
+    std::array<uint32_t, kBuckets> places;
+    for (size_t begin = next_; gathered_buckets_ < kBuckets && begin < next_ + wanted_;) {
+      if (gathered_buckets_ >= first) places[gathered_buckets_] = static_cast<uint32_t>(begin);
+      begin = ends_[gathered_buckets_++];
+    }
+    wanted_ *= 16;
+    gathered_.resize(ends_[gathered_buckets_ - 1]);
+    for (size_t i = 0; i < logits_.size(); ++i) {
+      if (!mask_.Allows(i)) continue;
+      const size_t bucket = BucketOf(logits_[i]);
+      if (bucket < first || bucket >= gathered_buckets_) continue;
+      gathered_[places[bucket]++] = {logits_[i], static_cast<int32_t>(i)};
+    }
+  }
+
+  std::span<const float> logits_;
+  const VocabMask& mask_;
+  const double highest_;
+  double per_logit_ = 0;
+  std::vector<Entry>& gathered_;           // buckets [0, gathered_buckets_), one after another
+  std::array<uint32_t, kBuckets> ends_{};  // of the buckets, in the list of all tokens
+  size_t left_ = 0;
+  size_t bucket_ = 0;  // the first that is not sorted
+  size_t gathered_buckets_ = 0;
+  size_t next_ = 0, sorted_ = 0;  // in gathered_: the next to give, the end of what is sorted
+  size_t wanted_ = 512;
 };
 
 }  // namespace
@@ -95,29 +157,33 @@ double DrawUniform(uint64_t seed, std::string_view custom_id, int32_t choice, in
 int32_t PickToken(std::span<const float> logits, const Sampling& sampling, double u,
                   const VocabMask& mask, SampleScratch* scratch) {
   COLIBRI_DCHECK(logits.size() == mask.Size());
-  const Entry best = Best(logits, mask);
+  const Range range = RangeOf(logits, mask);
+  const Entry best = range.best;
   if (best.id < 0 || sampling.temperature == 0) return best.id;
   const double temperature = static_cast<double>(sampling.temperature);
   const double highest = static_cast<double>(best.logit);
   const auto weight = [&](float logit) {
     return std::exp((static_cast<double>(logit) - highest) / temperature);
   };
-  double total = 0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (mask.Allows(i)) total += weight(logits[i]);
-  }
-
+  const auto total = [&] {
+    double sum = 0;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      if (mask.Allows(i)) sum += weight(logits[i]);
+    }
+    return sum;
+  };
   const size_t top_k =
       sampling.top_k > 0 ? static_cast<size_t>(sampling.top_k) : std::numeric_limits<size_t>::max();
-  const double enough = sampling.top_p < 1 ? static_cast<double>(sampling.top_p) * total
+  const double enough = sampling.top_p < 1 ? static_cast<double>(sampling.top_p) * total()
                                            : std::numeric_limits<double>::infinity();
   const double least = static_cast<double>(sampling.min_p);
-  BestFirst tokens(logits, mask, &scratch->heap);
-  if (top_k >= scratch->heap.size() && sampling.top_p >= 1 && least <= 0) {
+  BestFirst tokens(logits, mask, range, temperature, &scratch->gathered);
+  if (top_k >= tokens.Left() && sampling.top_p >= 1 && least <= 0) {
     // Nothing is left out: the list's sum is known, and the draw ends long before the list does.
     // Rounding may leave the running sum just below u * total at the end: then it is the last one.
+    const double drawn = u * total();
     Entry token = tokens.Take();
-    for (double sum = weight(token.logit); !(sum > u * total) && !tokens.Empty();) {
+    for (double sum = weight(token.logit); !(sum > drawn) && tokens.Left() > 0;) {
       token = tokens.Take();
       sum += weight(token.logit);
     }
@@ -127,7 +193,7 @@ int32_t PickToken(std::span<const float> logits, const Sampling& sampling, doubl
   kept.clear();
   kept.reserve(logits.size());
   double prefix = 0, sum = 0;
-  while (!tokens.Empty() && kept.size() < top_k && (kept.empty() || prefix < enough)) {
+  while (tokens.Left() > 0 && kept.size() < top_k && (kept.empty() || prefix < enough)) {
     const Entry token = tokens.Take();
     const double w = weight(token.logit);
     if (w < least && !kept.empty()) break;
@@ -153,7 +219,7 @@ TokenLogprob LogprobOf(std::span<const float> logits, int32_t id, int32_t top,
   COLIBRI_DCHECK(logits.size() == mask.Size());
   TokenLogprob out;
   out.id = id;
-  const Entry highest = Best(logits, mask);
+  const Entry highest = RangeOf(logits, mask).best;
   if (highest.id < 0) {
     out.logprob = std::numeric_limits<float>::quiet_NaN();
     return out;

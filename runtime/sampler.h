@@ -36,7 +36,7 @@ struct SampleScratch {
     float logit = 0;
     int32_t id = 0;
   };
-  std::vector<Entry> heap;
+  std::vector<Entry> gathered;
   std::vector<Entry> kept;
 };
 

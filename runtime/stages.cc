@@ -7,6 +7,7 @@
 
 #include "io/check.h"
 #include "kernels/kernels.h"
+#include "runtime/int8_products.h"
 #include "runtime/router.h"
 
 namespace colibri {
@@ -55,7 +56,8 @@ void Stages::MtpInput(Frame& frame) const {
       RmsNorm(frame.final + r * hidden, w.hnorm.data(), hidden, c.rms_eps, to + hidden);
     }
   });
-  MatmulRows(w.eh_proj, both, frame.Rows(), frame.x);
+  frame.normed8 = {};
+  WideProduct(w.eh_proj, both, frame.Rows(), frame.x, &frame.normed8, frame.normed8_memory);
 }
 
 void Stages::Route(Frame& frame, int32_t layer) const {
@@ -63,6 +65,7 @@ void Stages::Route(Frame& frame, int32_t layer) const {
   const LayerWeights& w = model_.Layer(layer);
   const size_t rows = frame.Rows(), k = S(c.top_k), experts = S(c.experts);
   NormRows(frame, frame.x, w.post_norm, frame.normed);
+  QuantiseNormed(frame, layer);
   frame.jobs.clear();
   frame.job_rows.clear();
   if (!c.Sparse(layer)) return;
@@ -104,7 +107,7 @@ void Stages::FormUnion(Frame& frame, int32_t layer) const {
       }
       const int32_t at = count[S(frame.experts[r * k + j])]++;
       frame.place[r * k + j] = at;
-      frame.job_rows[S(at)] = {static_cast<int32_t>(r), static_cast<int32_t>(j)};
+      frame.job_rows[S(at)] = static_cast<int32_t>(r);
     }
   }
   // File order, so that a wide sweep reads its shards from front to back.
@@ -115,34 +118,72 @@ void Stages::FormUnion(Frame& frame, int32_t layer) const {
   });
 }
 
+void Stages::Product(const PackedMatrix& w, const float* x, const int32_t* index, size_t rows,
+                     float* y, float* scratch) const {
+  if (model_.Int8Activations() && TakesInt8(w)) {
+    const QuantisedRows q = ParallelQuantise(parallel_, w, x, index, rows, scratch);
+    return ParallelMatmulInt8(parallel_, w, q, nullptr, rows, y);
+  }
+  const size_t in = S(w.cols);
+  for (size_t i = 0; index != nullptr && i < rows; ++i) {
+    std::memcpy(scratch + i * in, x + S(index[i]) * in, in * sizeof(float));
+  }
+  MatmulRows(w, index == nullptr ? x : scratch, rows, y);
+}
+
+void Stages::WideProduct(const PackedMatrix& w, const float* x, size_t rows, float* y,
+                         QuantisedRows* ready, float* memory) const {
+  if (!model_.Int8Activations() || !TakesTwoPlanes(w)) return MatmulRows(w, x, rows, y);
+  if (!ServesToo(*ready, w, 2)) {
+    *ready = ParallelQuantise(parallel_, w, x, nullptr, rows, memory, 2);
+  }
+  ParallelMatmulInt8(parallel_, w, *ready, nullptr, rows, y);
+}
+
+void Stages::QuantiseNormed(Frame& frame, int32_t layer) const {
+  frame.normed8 = {};
+  PackedMatrix gate = model_.Layer(layer).ffn.gate;
+  if (model_.Config().Sparse(layer)) gate = model_.Expert(model_.ExpertItem(layer, 0)).gate.shape;
+  if (!model_.Int8Activations() || !TakesInt8(gate)) return;
+  frame.normed8 =
+      ParallelQuantise(parallel_, gate, frame.normed, nullptr, frame.Rows(), frame.normed8_memory);
+}
+
+void Stages::Ffn(const FfnWeights& w, const Frame& frame, const int32_t* index, size_t rows,
+                 const FfnBuffers& to) const {
+  if (model_.Int8Activations() && TakesInt8(w.gate) && w.gate.format == w.up.format &&
+      Int8Run(w.gate) == Int8Run(w.up)) {
+    if (ServesToo(frame.normed8, w.gate)) {
+      ParallelGateUpInt8(parallel_, w.gate, w.up, frame.normed8, index, rows, to.gate);
+    } else {
+      const QuantisedRows q =
+          ParallelQuantise(parallel_, w.gate, frame.normed, index, rows, to.out);
+      ParallelGateUpInt8(parallel_, w.gate, w.up, q, nullptr, rows, to.gate);
+    }
+  } else {
+    const size_t inner = S(w.gate.rows);
+    Product(w.gate, frame.normed, index, rows, to.gate, to.out);
+    Product(w.up, frame.normed, index, rows, to.up, to.out);
+    parallel_.For(rows, 4, [&](size_t begin, size_t end) {
+      SiluMul(to.gate + begin * inner, to.up + begin * inner, (end - begin) * inner,
+              to.gate + begin * inner);
+    });
+  }
+  Product(w.down, to.gate, nullptr, rows, to.out, to.up);
+}
+
 void Stages::RunExpert(Frame& frame, const FrameJob& job, const FfnWeights& weights) const {
   const ModelConfig& c = model_.Config();
-  const size_t hidden = S(c.hidden), inner = S(c.moe_intermediate), rows = S(job.count);
-  // The rows' inputs are gathered where their outputs will be: gate and up are done by then.
-  float* out = frame.expert_out + S(job.first) * hidden;
-  float* gate = frame.expert_gate + S(job.first) * inner;
-  float* up = frame.expert_up + S(job.first) * inner;
-  for (size_t i = 0; i < rows; ++i) {
-    const auto row = S(frame.job_rows[S(job.first) + i].row);
-    std::memcpy(out + i * hidden, frame.normed + row * hidden, hidden * sizeof(float));
-  }
-  MatmulRows(weights.gate, out, rows, gate);
-  MatmulRows(weights.up, out, rows, up);
-  SiluMul(gate, up, rows * inner, gate);
-  MatmulRows(weights.down, gate, rows, out);
+  const size_t hidden = S(c.hidden), inner = S(c.moe_intermediate), first = S(job.first);
+  Ffn(weights, frame, frame.job_rows.data() + first, S(job.count),
+      {frame.expert_gate + first * inner, frame.expert_up + first * inner,
+       frame.expert_out + first * hidden});
 }
 
 void Stages::SharedFfn(Frame& frame, int32_t layer) const {
   const FfnWeights& w = model_.Layer(layer).ffn;
-  const size_t rows = frame.Rows(), inner = S(w.gate.rows);
-  if (inner == 0) return;
-  MatmulRows(w.gate, frame.normed, rows, frame.ffn_gate);
-  MatmulRows(w.up, frame.normed, rows, frame.ffn_up);
-  parallel_.For(rows, 4, [&](size_t begin, size_t end) {
-    SiluMul(frame.ffn_gate + begin * inner, frame.ffn_up + begin * inner, (end - begin) * inner,
-            frame.ffn_gate + begin * inner);
-  });
-  MatmulRows(w.down, frame.ffn_gate, rows, frame.ffn_out);
+  if (w.gate.rows == 0) return;
+  Ffn(w, frame, nullptr, frame.Rows(), {frame.ffn_gate, frame.ffn_up, frame.ffn_out});
 }
 
 void Stages::Combine(Frame& frame, int32_t layer) const {
@@ -151,7 +192,7 @@ void Stages::Combine(Frame& frame, int32_t layer) const {
   for (const FrameJob& job : frame.jobs) {
     if (!job.failed) continue;
     for (int32_t i = job.first; i < job.first + job.count; ++i) {
-      const auto row = S(frame.job_rows[S(i)].row);
+      const auto row = S(frame.job_rows[S(i)]);
       frame.sequences[S(frame.rows[row].sequence)].error = job.error;
       MarkFailed(frame, row, RowState::kReadFailed, layer);
     }
@@ -191,7 +232,7 @@ void Stages::Head(Frame& frame, LogitsSink& sink) const {
       std::memcpy(frame.attention_out + i * hidden, frame.final + wanted[first + i] * hidden,
                   hidden * sizeof(float));
     }
-    MatmulRows(model_.Head(), frame.attention_out, n, frame.logits);
+    Product(model_.Head(), frame.attention_out, nullptr, n, frame.logits, frame.ffn_out);
     parallel_.For(n, 1, [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
         sink.Row(frame, wanted[first + i], {frame.logits + i * vocab, vocab});

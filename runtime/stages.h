@@ -87,10 +87,27 @@ class Stages {
   void NormRows(const Frame& frame, const float* x, const std::vector<float>& weight,
                 float* out) const;
   void MatmulRows(const PackedMatrix& w, const float* x, size_t rows, float* out) const;
+  // y = w x for rows index[0 .. rows) of x, or the first ones: with int8 activations if the matrix
+  // takes them. For the classes that decisions name; `scratch` holds rows of x.
+  void Product(const PackedMatrix& w, const float* x, const int32_t* index, size_t rows, float* y,
+               float* scratch) const;
+  // y = w x for the first rows of x, with two planes of int8 activations if the matrix takes them.
+  // `ready`: x as it was quantised for another matrix, or to be made in `memory`.
+  void WideProduct(const PackedMatrix& w, const float* x, size_t rows, float* y,
+                   QuantisedRows* ready, float* memory) const;
+  void QuantiseNormed(Frame& frame, int32_t layer) const;
+  struct FfnBuffers {
+    float* gate;  // [rows][width]
+    float* up;    // [rows][width]
+    float* out;   // [rows][hidden]
+  };
+  // down(silu(gate x) * up x) of the frame's normed rows.
+  void Ffn(const FfnWeights& w, const Frame& frame, const int32_t* index, size_t rows,
+           const FfnBuffers& to) const;
   void Queries(Frame& frame, const LayerWeights& w) const;
   void StoreKeys(Frame& frame, const LayerWeights& w, int32_t layer) const;
   void ChooseIndexSets(Frame& frame, const LayerWeights& w, int32_t layer) const;
-  void ScoreRow(Frame& frame, size_t row, int32_t layer) const;
+  void ScoreRows(Frame& frame, std::span<const int32_t> rows, int32_t layer) const;
   void Attend(Frame& frame, int32_t layer) const;
   void FormUnion(Frame& frame, int32_t layer) const;
   void MarkNotFinite(Frame& frame, int32_t layer) const;

@@ -25,6 +25,49 @@ size_t Grain(uint64_t work_per_item) {
       std::max<uint64_t>(1, kPieceWork / std::max<uint64_t>(1, work_per_item)));
 }
 
+// Rows of one sequence that a kernel takes together, with the number of pieces they fall into.
+template <class Row>
+struct RowGroup {
+  std::vector<Row> rows;
+  size_t sequence = 0;
+  size_t pieces = 0;
+};
+
+// Runs body(group, begin, end) over the pieces of all groups, neighbours of a group at once.
+// `work`: multiply-adds of all of them.
+template <class Row, class Body>
+void ForEachPiece(Parallel& parallel, const std::vector<RowGroup<Row>>& groups, uint64_t work,
+                  const Body& body) {
+  size_t all = 0;
+  for (const RowGroup<Row>& group : groups) all += group.pieces;
+  if (all == 0) return;
+  parallel.For(all, Grain(work / all), [&](size_t begin, size_t end) {
+    size_t first = 0;
+    for (const RowGroup<Row>& group : groups) {
+      const size_t from = std::max(begin, first), to = std::min(end, first + group.pieces);
+      if (from < to) body(group, from - first, to - first);
+      first += group.pieces;
+    }
+  });
+}
+
+// Page pointers of a frame's sequences in one layer, as kernels walk them.
+class PagePointers {
+ public:
+  template <class PageAt>
+  PagePointers(const Frame& frame, const PageAt& page_at) {
+    for (const FrameSequence& s : frame.sequences) {
+      first_.push_back(pointers_.size());
+      for (int32_t id : s.pages->ids) pointers_.push_back(page_at(id));
+    }
+  }
+  const std::byte* const* Of(size_t sequence) const { return pointers_.data() + first_[sequence]; }
+
+ private:
+  std::vector<const std::byte*> pointers_;
+  std::vector<size_t> first_;
+};
+
 }  // namespace
 
 PackedMatrix RowsOf(const PackedMatrix& w, int64_t first, int32_t count) {
@@ -101,14 +144,14 @@ void Stages::Queries(Frame& frame, const LayerWeights& w) const {
   const ModelConfig& c = model_.Config();
   const size_t rows = frame.Rows(), heads = S(c.heads), lora = S(c.q_lora);
   const size_t nope = S(c.nope), rope = S(c.rope), head = S(c.QkHead()), latent = S(c.kv_lora);
-  MatmulRows(w.q_a, frame.normed, rows, frame.q_latent);
+  WideProduct(w.q_a, frame.normed, rows, frame.q_latent, &frame.normed8, frame.normed8_memory);
   parallel_.For(rows, Grain(4 * lora), [&](size_t begin, size_t end) {
     for (size_t r = begin; r < end; ++r) {
       float* q = frame.q_latent + r * lora;
       RmsNorm(q, w.q_a_norm.data(), lora, c.latent_eps, q);
     }
   });
-  MatmulRows(w.q_b, frame.q_latent, rows, frame.q);
+  WideProduct(w.q_b, frame.q_latent, rows, frame.q, &frame.q_latent8, frame.q_latent8_memory);
   parallel_.For(rows, Grain(heads * rope), [&](size_t begin, size_t end) {
     for (size_t r = begin; r < end; ++r) {
       for (size_t h = 0; h < heads; ++h) {
@@ -134,8 +177,10 @@ void Stages::StoreKeys(Frame& frame, const LayerWeights& w, int32_t layer) const
   const size_t rows = frame.Rows(), width = S(c.KvWidth()), latent = S(c.kv_lora);
   const size_t rope = S(c.rope), dim = S(c.index_dim);
   const KvType type = kv_.Shape().type;
-  MatmulRows(w.kv_a, frame.normed, rows, frame.kv);
-  if (w.indexer) MatmulRows(w.indexer->wk, frame.normed, rows, frame.index_k);
+  WideProduct(w.kv_a, frame.normed, rows, frame.kv, &frame.normed8, frame.normed8_memory);
+  if (w.indexer)
+    WideProduct(w.indexer->wk, frame.normed, rows, frame.index_k, &frame.normed8,
+                frame.normed8_memory);
   parallel_.For(rows, Grain(4 * width), [&](size_t begin, size_t end) {
     for (size_t r = begin; r < end; ++r) {
       const FrameRow& row = frame.rows[r];
@@ -158,27 +203,48 @@ void Stages::StoreKeys(Frame& frame, const LayerWeights& w, int32_t layer) const
   });
 }
 
-void Stages::ScoreRow(Frame& frame, size_t r, int32_t layer) const {
+void Stages::ScoreRows(Frame& frame, std::span<const int32_t> rows, int32_t layer) const {
   const ModelConfig& c = model_.Config();
-  const FrameRow& row = frame.rows[r];
-  const int32_t context = row.position + 1;
+  const size_t query = S(c.index_heads) * S(c.index_dim), context = S(frame.shape.context);
   const KvShape& shape = kv_.Shape();
-  const KvPages& pages = *frame.sequences[S(row.sequence)].pages;
-  float* scores = frame.index_scores + S(parallel_.ThreadIndex()) * 2 * S(frame.shape.context);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(c.index_dim));
-  // One page at a time: pages of a sequence lie anywhere, and a page is the longest run.
-  for (int32_t first = 0; first < context; first += shape.page_tokens) {
-    const std::byte* page = kv_.IndexKeyAt(layer, pages, first);
-    const KvView view{&page, shape.page_tokens, shape.index_width, shape.type};
-    IndexScores(view, c.index_heads, frame.index_q + r * S(c.index_heads) * S(c.index_dim),
-                frame.index_w + r * S(c.index_heads), scale, 0,
-                std::min(shape.page_tokens, context - first), scores + first);
+  const PagePointers pages(frame, [&](int32_t id) { return kv_.IndexKeys(layer, id); });
+  // Pieces are blocks of positions, so that one row of a long context fills all threads too.
+  std::vector<RowGroup<IndexRow>> groups;
+  uint64_t work = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const size_t r = S(rows[i]), sequence = S(frame.rows[r].sequence);
+    const int32_t count = frame.rows[r].position + 1;
+    if (groups.empty() || groups.back().sequence != sequence ||
+        groups.back().rows.size() == kIndexPass) {
+      groups.push_back({{}, sequence, 0});
+    }
+    groups.back().rows.push_back({frame.index_q + r * query, frame.index_w + r * S(c.index_heads),
+                                  count, frame.index_scores + i * context});
+    groups.back().pieces = S((count + kAttentionBlock - 1) / kAttentionBlock);
+    work += S(count) * query;
   }
-  const std::span<const float> all(scores, S(context));
-  const std::span<float> scratch(scores + S(frame.shape.context), S(context));
-  const int32_t chosen =
-      SelectPositions(all, c.index_top_k, scratch, {frame.IndexList(r), S(c.index_top_k)});
-  frame.index_sets[r] = {chosen, true};
+  ForEachPiece(parallel_, groups, work,
+               [&](const RowGroup<IndexRow>& group, size_t begin, size_t end) {
+                 const IndexScoring a{
+                     {pages.Of(group.sequence), shape.page_tokens, shape.index_width, shape.type},
+                     c.index_heads,
+                     1.0f / std::sqrt(static_cast<float>(c.index_dim)),
+                     group.rows.data(),
+                     group.rows.size(),
+                     frame.KernelScratch(parallel_.ThreadIndex())};
+                 IndexScores(a, static_cast<int32_t>(begin) * kAttentionBlock,
+                             static_cast<int32_t>(end) * kAttentionBlock);
+               });
+  parallel_.For(rows.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      const size_t r = S(rows[i]);
+      const std::span<const float> scores(frame.index_scores + i * context,
+                                          S(frame.rows[r].position + 1));
+      const int32_t chosen =
+          SelectPositions(scores, c.index_top_k, {frame.IndexList(r), S(c.index_top_k)});
+      frame.index_sets[r] = {chosen, true};
+    }
+  });
 }
 
 void Stages::ChooseIndexSets(Frame& frame, const LayerWeights& w, int32_t layer) const {
@@ -198,7 +264,8 @@ void Stages::ChooseIndexSets(Frame& frame, const LayerWeights& w, int32_t layer)
     scored |= frame.rows[r].position + 1 > c.index_top_k;
   }
   if (!scored) return;  // everything is selected
-  MatmulRows(w.indexer->wq_b, frame.q_latent, rows, frame.index_q);
+  WideProduct(w.indexer->wq_b, frame.q_latent, rows, frame.index_q, &frame.q_latent8,
+              frame.q_latent8_memory);
   MatmulRows(w.indexer->weights_proj, frame.normed, rows, frame.index_w);
   const float head_scale = 1.0f / std::sqrt(static_cast<float>(c.index_heads));
   const size_t pairs = S(c.rope / 2);
@@ -212,56 +279,64 @@ void Stages::ChooseIndexSets(Frame& frame, const LayerWeights& w, int32_t layer)
     }
   });
   At(StagePoint::kIndexQueries, frame, layer);
-  parallel_.For(rows, 1, [&](size_t begin, size_t end) {
-    for (size_t r = begin; r < end; ++r) {
-      const FrameRow& row = frame.rows[r];
-      if (!row.frozen_index && row.state == RowState::kLive && row.position + 1 > c.index_top_k) {
-        ScoreRow(frame, r, layer);
-      }
+  std::vector<int32_t> wanted;
+  for (size_t r = 0; r < rows; ++r) {
+    const FrameRow& row = frame.rows[r];
+    if (!row.frozen_index && row.state == RowState::kLive && row.position + 1 > c.index_top_k) {
+      wanted.push_back(static_cast<int32_t>(r));
     }
-  });
+  }
+  const size_t together = S(frame.shape.IndexRows());
+  for (size_t i = 0; i < wanted.size(); i += together) {
+    ScoreRows(frame, std::span(wanted).subspan(i, std::min(together, wanted.size() - i)), layer);
+  }
 }
 
 void Stages::Attend(Frame& frame, int32_t layer) const {
   const ModelConfig& c = model_.Config();
-  const size_t rows = frame.Rows(), heads = S(c.heads), latent = S(c.kv_lora), rope = S(c.rope);
+  const size_t heads = S(c.heads), latent = S(c.kv_lora), rope = S(c.rope);
   const KvShape& shape = kv_.Shape();
-  // Page pointers of every sequence in this layer: what the kernel walks.
-  std::vector<const std::byte*> pointers;
-  std::vector<size_t> first_pointer;
-  for (const FrameSequence& s : frame.sequences) {
-    first_pointer.push_back(pointers.size());
-    for (int32_t id : s.pages->ids) pointers.push_back(kv_.Latents(layer, id));
-  }
-  // Groups of eight heads of one row are the pieces: a single row still fills several threads.
-  constexpr size_t kHeadGroup = 8;
-  const size_t groups = (heads + kHeadGroup - 1) / kHeadGroup;
+  const PagePointers pages(frame, [&](int32_t id) { return kv_.Latents(layer, id); });
+  // Eight rows with sixteen heads each, the lanes of the softmax, are one pass of the kernel. Rows
+  // with lists share nothing: each is a group, so that a thread's share of it is many heads.
+  constexpr size_t kPieceHeads = 16;
+  constexpr size_t kGroupRows = kAttentionPass / kPieceHeads;
+  std::vector<RowGroup<AttentionRow>> groups;
   uint64_t work = 0;
-  for (size_t r = 0; r < rows; ++r) {
-    work += static_cast<uint64_t>(frame.index_sets[r].count) * kHeadGroup * 2 * (latent + rope);
-  }
-  const uint64_t each = rows == 0 ? 1 : work / rows;
-  parallel_.For(rows * groups, Grain(each), [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      const size_t r = i / groups;
-      if (frame.rows[r].state != RowState::kLive) continue;
-      const IndexSet& set = frame.index_sets[r];
-      LatentAttention a;
-      a.kv = {pointers.data() + first_pointer[S(frame.rows[r].sequence)], shape.page_tokens,
-              shape.latent_width, shape.type};
-      a.latent = c.kv_lora;
-      a.rope = c.rope;
-      a.scale = 1.0f / std::sqrt(static_cast<float>(c.QkHead()));
-      a.q_latent = frame.q_absorbed + r * heads * latent;
-      a.q_rope = frame.q_rope + r * heads * rope;
-      a.positions = set.listed ? frame.IndexList(r) : nullptr;
-      a.count = set.count;
-      a.out = frame.attended + r * heads * latent;
-      const size_t first = i % groups * kHeadGroup;
-      AttendLatents(a, static_cast<int32_t>(first),
-                    static_cast<int32_t>(std::min(heads, first + kHeadGroup)));
+  for (size_t r = 0; r < frame.Rows(); ++r) {
+    if (frame.rows[r].state != RowState::kLive) continue;
+    const size_t sequence = S(frame.rows[r].sequence);
+    const IndexSet& set = frame.index_sets[r];
+    if (groups.empty() || groups.back().sequence != sequence || set.listed ||
+        groups.back().rows.back().positions != nullptr || groups.back().rows.size() == kGroupRows) {
+      groups.push_back({{}, sequence, 0});
     }
-  });
+    groups.back().rows.push_back({frame.q_absorbed + r * heads * latent,
+                                  frame.q_rope + r * heads * rope,
+                                  set.listed ? frame.IndexList(r) : nullptr, set.count,
+                                  frame.attended + r * heads * latent});
+    work += S(set.count) * heads * (2 * latent + rope);
+  }
+  // Where that leaves threads without work, as with a single row, fewer heads: each piece decodes
+  // the latents for itself (64 heads over 4096 positions took 5.8 ms of one thread in one piece,
+  // 6.7, 7.4 and 9.0 in pieces of 16, 8 and 4).
+  size_t piece = kPieceHeads;
+  const auto pieces = [&] { return (heads + piece - 1) / piece; };
+  while (piece > 4 && groups.size() * pieces() < S(parallel_.Threads())) piece /= 2;
+  for (RowGroup<AttentionRow>& group : groups) group.pieces = pieces();
+  ForEachPiece(parallel_, groups, work,
+               [&](const RowGroup<AttentionRow>& group, size_t begin, size_t end) {
+                 const LatentAttention a{
+                     {pages.Of(group.sequence), shape.page_tokens, shape.latent_width, shape.type},
+                     c.kv_lora,
+                     c.rope,
+                     1.0f / std::sqrt(static_cast<float>(c.QkHead())),
+                     group.rows.data(),
+                     group.rows.size(),
+                     frame.KernelScratch(parallel_.ThreadIndex())};
+                 AttendLatents(a, static_cast<int32_t>(begin * kPieceHeads),
+                               static_cast<int32_t>(std::min(heads, end * kPieceHeads)));
+               });
 }
 
 void Stages::MarkNotFinite(Frame& frame, int32_t layer) const {
@@ -279,6 +354,7 @@ void Stages::Attention(Frame& frame, int32_t layer) const {
   const size_t rows = frame.Rows(), heads = S(c.heads), latent = S(c.kv_lora), v = S(c.v_head);
   At(StagePoint::kLayerStart, frame, layer);
   NormRows(frame, frame.x, w.input_norm, frame.normed);
+  frame.normed8 = frame.q_latent8 = {};
   Queries(frame, w);
   StoreKeys(frame, w, layer);
   ChooseIndexSets(frame, w, layer);
@@ -294,7 +370,7 @@ void Stages::Attention(Frame& frame, int32_t layer) const {
              frame.values + h * v, heads * v);
     }
   });
-  MatmulRows(w.o, frame.values, rows, frame.attention_out);
+  Product(w.o, frame.values, nullptr, rows, frame.attention_out, frame.attended);
   At(StagePoint::kAttention, frame, layer);
   const size_t hidden = S(c.hidden);
   parallel_.For(rows, Grain(hidden), [&](size_t begin, size_t end) {

@@ -95,6 +95,10 @@ class Model {
   bool HasIndexer() const { return has_indexer_; }
   // Forgets all indexers (--attention dense). Before LoadDense.
   void DropIndexer();
+  // Products of experts, dense FFN, o_proj and head take int8 activations where the format has them
+  // (decisions: numerics). False: f32 everywhere (--activations f32). Not while frames run.
+  bool Int8Activations() const { return int8_activations_; }
+  void SetInt8Activations(bool on) { int8_activations_ = on; }
   // Lines for the banner: dense attention for want of indexers, incomplete MTP layer, int4 eh_proj.
   const std::vector<std::string>& Notes() const { return notes_; }
 
@@ -130,6 +134,7 @@ class Model {
   PackedMatrix embedding_, head_;
   std::vector<float> final_norm_;
   bool has_indexer_ = false;
+  bool int8_activations_ = true;
   std::vector<std::string> notes_;
   std::vector<uint32_t> first_expert_;
   std::vector<int32_t> expert_layer_;

@@ -77,7 +77,7 @@ TEST_CASE("help goes to standard output, names every group and exits with 0") {
                                   "Memory:", "Pipeline:"}) {
     CHECK(help.text.find(group) != std::string::npos);
   }
-  CHECK(help.text.find("auto computes in f32 in this version") != std::string::npos);
+  CHECK(help.text.find("auto (int8, two planes of it into attention) or f32") != std::string::npos);
 }
 
 TEST_CASE("an unknown flag is refused by name") {

@@ -210,7 +210,7 @@ TEST_CASE("make-model writes a model that runs, and refuses a folder that holds 
   CHECK(Contains(again.err, dir.Path("made")));
 }
 
-TEST_CASE("quality --json gives a perplexity for each KV type") {
+TEST_CASE("quality --json gives a perplexity for each KV type and kind of activations") {
   const TempDir dir;
   std::string text;
   for (int i = 0; i < 40; ++i) text += "The ship had been eleven days out of Bristol. ";
@@ -219,11 +219,51 @@ TEST_CASE("quality --json gives a perplexity for each KV type") {
   INFO(outcome.err);
   REQUIRE(outcome.exit_code == 0);
   const Json report = Json::parse(outcome.out);
-  REQUIRE(report.size() == 2);
+  REQUIRE(report.size() == 4);
   for (const Json& row : report) {
     CHECK(row.at("perplexity").get<double>() > 1);
     CHECK(row.at("predictions") == 126);
   }
+}
+
+TEST_CASE("quality --reference prints the reference's perplexities beside ours") {
+  const TempDir dir;
+  const std::string text = dir.Write("text.txt", "The ship had been eleven days out of Bristol.");
+  const std::string reference =
+      dir.Write("reference.json", R"({"perplexity": {"int4-g64": {"sparse": 12.5}}})");
+  Words words = {"quality", "-m", kModel, text, "--kv", "f32", "--activations", "f32"};
+  words.insert(words.end(), {"--reference", reference});
+  const ProgramOutcome outcome = Bench(words);
+  CHECK(outcome.exit_code == 0);
+  CHECK(Contains(outcome.out, "reference int4-g64 sparse           12.5000"));
+  words.back() = dir.Write("other.json", "[]");
+  const ProgramOutcome other = Bench(words);
+  CHECK(other.exit_code == 4);
+  CHECK(Contains(other.err, words.back() + ": has no \"perplexity\""));
+}
+
+TEST_CASE(
+    "kernels gives speeds and shares for each format, kind of activations and number of rows") {
+  const Words words = {
+      "kernels",       "--shape", "64x128",         "--rows", "1,3",       "--bytes", "1MiB",
+      "--repetitions", "1",       "--no-attention", "--json", "--threads", "2"};
+  const ProgramOutcome outcome = Bench(words);
+  INFO(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  const Json report = Json::parse(outcome.out);
+  CHECK(report.size() == 3 * 3 * 2);
+  for (const Json& row : report) {
+    for (const char* key :
+         {"ms", "gb_per_second", "read_share", "gop_per_second", "compute_share"}) {
+      CHECK(row.at(key).get<double>() >= 0);
+    }
+    CHECK(row.at("ms").get<double>() < 1e4);
+  }
+  CHECK(Bench({"kernels", "--format", "int5"}).exit_code == 2);
+  CHECK(Bench({"kernels", "--shape", "12"}).exit_code == 2);
+  const ProgramOutcome target = Bench({"kernels", "--target", "ABACUS"});
+  CHECK(target.exit_code == 2);
+  CHECK(Contains(target.err, "this machine has "));
 }
 
 TEST_CASE("no subcommand and an unknown one are usage errors, and help is not") {

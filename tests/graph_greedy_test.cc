@@ -60,8 +60,18 @@ class TokenDelivery final : public Delivery {
   std::map<uint64_t, Ids> tokens;
 };
 
+// The stored continuations were made with f32 activations.
+const TestModel& F32DemoModel() {
+  static const TestModel demo = [] {
+    TestModel m(COLIBRI_SOURCE_DIR "/apps/demo/model");
+    m.model.SetInt8Activations(false);
+    return m;
+  }();
+  return demo;
+}
+
 std::map<uint64_t, Ids> Generate(const RunConfig& c, const std::vector<size_t>& which) {
-  const TestModel& m = DemoModel();
+  const TestModel& m = F32DemoModel();
   std::vector<TestLine> lines;
   for (const size_t i : which) {
     TestLine line;

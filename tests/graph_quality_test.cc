@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bench/quality.h"
+#include "tests/run_program.h"
 
 namespace colibri {
 namespace {
@@ -17,15 +18,18 @@ nlohmann::json Reference() {
   return nlohmann::json::parse(file).at("perplexity").at("int4-g64");
 }
 
-std::vector<QualityResult> Measured(bool dense, std::vector<KvType> kv) {
+std::vector<QualityResult> Measured(bool dense, std::vector<KvType> kv, bool int8 = false,
+                                    int32_t windows = 12) {
   QualityOptions options;
   options.model = {COLIBRI_SOURCE_DIR "/apps/demo/model"};
   options.files = {COLIBRI_SOURCE_DIR "/tests/fixtures/demo/perplexity.jsonl"};
   options.dense_attention = dense;
   options.kv = std::move(kv);
+  options.int8 = {int8};
+  options.max_windows = windows;
   std::vector<QualityResult> results = MeasureQuality(options);
   REQUIRE(results.size() == options.kv.size());
-  for (const QualityResult& r : results) CHECK(r.predictions == 12 * 1023);
+  for (const QualityResult& r : results) CHECK(r.predictions == windows * 1023);
   return results;
 }
 
@@ -43,6 +47,18 @@ TEST_CASE("perplexity with bf16 KV is the reference's to 0.5 percent") {
   const double expected = Reference().at("sparse");
   const QualityResult bf16 = Measured(false, {KvType::kBF16})[0];
   CHECK(Difference(bf16.perplexity, expected) < 0.005);
+}
+
+TEST_CASE("perplexity with int8 activations is that of f32 activations to 1 percent, and another") {
+  const std::vector<KvType> both = {KvType::kBF16, KvType::kF32};
+  // Under ASan a window takes two seconds.
+  const int32_t windows = kAddressSanitizer ? 2 : 12;
+  const auto f32 = Measured(false, both, false, windows);
+  const auto int8 = Measured(false, both, true, windows);
+  for (size_t i = 0; i < both.size(); ++i) {
+    CHECK(Difference(int8[i].perplexity, f32[i].perplexity) < 0.01);
+    CHECK(int8[i].perplexity != f32[i].perplexity);
+  }
 }
 
 TEST_CASE("perplexity with dense attention is the reference's to 0.1 percent") {

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -17,9 +18,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<int32_t> Select(const std::vector<float>& scores, int32_t keep) {
-  std::vector<float> scratch(scores.size());
   std::vector<int32_t> chosen(std::min(static_cast<size_t>(keep), scores.size()), -1);
-  const int32_t count = SelectPositions(scores, keep, scratch, chosen);
+  const int32_t count = SelectPositions(scores, keep, chosen);
   chosen.resize(static_cast<size_t>(count));
   return chosen;
 }
@@ -64,15 +64,22 @@ TEST_CASE("scores that are not finite neither crash nor shorten the selection") 
   CHECK(Select({-kInfinity, kNaN, -kInfinity}, 2) == Positions{0, 1});
 }
 
-// Few distinct values, so that nearly every boundary falls among ties.
+// Few distinct values, so that nearly every boundary falls among ties; numbers of any size; numbers
+// that differ in their last bits alone.
 TEST_CASE("a selection equals the head of a stable sort") {
   std::mt19937 random(7);
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < 900; ++round) {
     const size_t n = 1 + random() % 200;
     const auto keep = static_cast<int32_t>(1 + random() % 80);
     std::vector<float> scores(n);
     const float values[] = {-2.0f, -0.0f, 0.0f, 1.5f, 1e-40f};
-    for (float& s : scores) s = values[random() % (2 + random() % 4)];
+    for (float& s : scores) {
+      if (round % 3 == 0) s = values[random() % (2 + random() % 4)];
+      if (round % 3 == 1) s = std::bit_cast<float>(static_cast<uint32_t>(random()));
+      if (round % 3 == 2)
+        s = std::bit_cast<float>(static_cast<uint32_t>(0xC1200000u + random() % 64));
+      if (std::isnan(s)) s = kInfinity;
+    }
     Positions order(n);
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {

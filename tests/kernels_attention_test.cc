@@ -1,5 +1,6 @@
-// Attention over stored latents and index scores: against double arithmetic, and the promise that
-// pages, cuts of heads or positions, and dense or listed positions never show in the bits.
+// Attention over stored latents and index scores: against double arithmetic and the scalar
+// reference, and the promise that rows beside a row, pages, cuts of heads or positions, and dense
+// or listed positions never show in the bits.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,15 +15,21 @@ struct Shape {
   int32_t heads, latent, rope, count;
 };
 
-// Queries and stored vectors of one row's attention. Values are rounded to bf16 so that both KV
+// The positions a row attends to.
+struct RowSet {
+  int32_t count = 0;
+  const std::vector<int32_t>* listed = nullptr;  // in place of the first `count`
+};
+
+// Queries of rows and the stored vectors they attend to. Values are rounded to bf16 so that both KV
 // types hold them exactly.
 class Attention {
  public:
-  Attention(const Shape& shape, uint32_t seed) : shape_(shape) {
+  Attention(const Shape& shape, uint32_t seed, size_t rows = 1) : shape_(shape) {
     Random random(seed);
     const size_t heads = static_cast<size_t>(shape.heads);
-    q_latent_ = random.Floats(heads * static_cast<size_t>(shape.latent));
-    q_rope_ = random.Floats(heads * static_cast<size_t>(shape.rope));
+    q_latent_ = random.Floats(rows * heads * static_cast<size_t>(shape.latent));
+    q_rope_ = random.Floats(rows * heads * static_cast<size_t>(shape.rope));
     values_ = random.Floats(static_cast<size_t>(shape.count) * Width());
     for (float& v : values_) {
       uint32_t bits;
@@ -32,14 +39,31 @@ class Attention {
     }
   }
 
-  // Attends in the given cuts of heads.
-  std::vector<float> Run(KvType type, int32_t page_tokens, const std::vector<int32_t>* positions,
-                         const std::vector<int32_t>& cuts) const {
+  // What rows [first, first + sets.size()) give together, in the given cuts of heads.
+  std::vector<float> Rows(KvType type, int32_t page_tokens, size_t first,
+                          const std::vector<RowSet>& sets, const std::vector<int32_t>& cuts) const {
+    const size_t heads = static_cast<size_t>(shape_.heads);
+    const size_t q = heads * static_cast<size_t>(shape_.latent);
+    const size_t q_rope = heads * static_cast<size_t>(shape_.rope);
     const StoredVectors stored(values_, static_cast<int32_t>(Width()), page_tokens, type);
-    std::vector<float> out(q_latent_.size(), NAN);
-    const LatentAttention a = Arguments(stored.view, positions, out.data());
+    std::vector<float> out(sets.size() * q, NAN);
+    std::vector<float> scratch(AttentionScratch(shape_.latent, shape_.rope), NAN);
+    std::vector<AttentionRow> rows;
+    for (size_t r = 0; r < sets.size(); ++r) {
+      const std::vector<int32_t>* listed = sets[r].listed;
+      rows.push_back({q_latent_.data() + (first + r) * q, q_rope_.data() + (first + r) * q_rope,
+                      listed == nullptr ? nullptr : listed->data(),
+                      listed == nullptr ? sets[r].count : static_cast<int32_t>(listed->size()),
+                      out.data() + r * q});
+    }
+    const LatentAttention a{stored.view, shape_.latent, shape_.rope,   0.25f,
+                            rows.data(), rows.size(),   scratch.data()};
     for (size_t c = 0; c + 1 < cuts.size(); ++c) AttendLatents(a, cuts[c], cuts[c + 1]);
     return out;
+  }
+  std::vector<float> Run(KvType type, int32_t page_tokens, const std::vector<int32_t>* positions,
+                         const std::vector<int32_t>& cuts) const {
+    return Rows(type, page_tokens, 0, {{shape_.count, positions}}, cuts);
   }
   std::vector<float> Run(KvType type, int32_t page_tokens) const {
     return Run(type, page_tokens, nullptr, {0, shape_.heads});
@@ -47,7 +71,7 @@ class Attention {
 
   std::vector<double> Exact(const std::vector<int32_t>& positions) const {
     const size_t latent = static_cast<size_t>(shape_.latent);
-    std::vector<double> out(q_latent_.size(), 0.0);
+    std::vector<double> out(static_cast<size_t>(shape_.heads) * latent, 0.0);
     for (size_t h = 0; h < static_cast<size_t>(shape_.heads); ++h) {
       std::vector<double> weights;
       for (int32_t p : positions) weights.push_back(std::exp(ExactScore(h, p)));
@@ -66,21 +90,6 @@ class Attention {
   size_t Width() const { return static_cast<size_t>(shape_.latent + shape_.rope); }
 
  private:
-  LatentAttention Arguments(const KvView& kv, const std::vector<int32_t>* positions,
-                            float* out) const {
-    LatentAttention a;
-    a.kv = kv;
-    a.latent = shape_.latent;
-    a.rope = shape_.rope;
-    a.scale = 0.25f;
-    a.q_latent = q_latent_.data();
-    a.q_rope = q_rope_.data();
-    a.positions = positions == nullptr ? nullptr : positions->data();
-    a.count = positions == nullptr ? shape_.count : static_cast<int32_t>(positions->size());
-    a.out = out;
-    return a;
-  }
-
   const float* Vector(int32_t p) const { return values_.data() + static_cast<size_t>(p) * Width(); }
 
   double ExactScore(size_t h, int32_t p) const {
@@ -141,15 +150,76 @@ TEST_CASE("attention agrees with double arithmetic for every width and count") {
   });
 }
 
-TEST_CASE("attention at the real widths agrees with the scalar reference") {
-  const Shape shape{9, 512, 64, 300};
-  const Attention attention(shape, 2);
-  ForceSimdTarget("SCALAR");
-  const std::vector<float> reference = attention.Run(KvType::kBF16, 32);
+TEST_CASE("attention has the bits of the scalar reference on targets that fuse multiply and add") {
+  // Lists that fill tiles with one position a block, with whole blocks, and with both.
+  std::vector<int32_t> sparse, mixed;
+  for (int32_t p = 3; p < 700; p += 37) sparse.push_back(p);
+  for (int32_t p = 0; p < 700; p += p < 130 || p > 500 ? 1 : 11) mixed.push_back(p);
+  for (const Shape& shape :
+       std::vector<Shape>{{1, 1, 1, 700}, {9, 512, 64, 700}, {21, 33, 0, 700}, {3, 100, 18, 700}}) {
+    CAPTURE(shape.latent);
+    const Attention attention(shape, 2, 4);
+    const std::vector<RowSet> sets{{700, nullptr}, {0, &sparse}, {129, nullptr}, {0, &mixed}};
+    ForceSimdTarget("SCALAR");
+    const std::vector<float> reference =
+        attention.Rows(KvType::kBF16, 32, 0, sets, {0, shape.heads});
+    ForEachTarget([&](const std::string& target) {
+      CAPTURE(target);
+      const std::vector<float> out = attention.Rows(KvType::kBF16, 32, 0, sets, {0, shape.heads});
+      if (FusesMultiplyAdd(target)) CHECK(SameBits(out, reference));
+      CHECK(Distance(out, {reference.begin(), reference.end()}) <= Tolerance(shape));
+    });
+  }
+}
+
+TEST_CASE("rows attended to together have the bits they have alone") {
+  const std::vector<int32_t> listed{0, 3, 64, 65, 66, 127, 139};
+  const int32_t heads = 19;
+  const Attention attention({heads, 18, 4, 140}, 9, 64);
   ForEachTarget([&](const std::string& target) {
     CAPTURE(target);
-    const std::vector<float> out = attention.Run(KvType::kBF16, 32);
-    CHECK(Distance(out, {reference.begin(), reference.end()}) <= Tolerance(shape));
+    const std::vector<float> alone = [&] {
+      std::vector<float> rows;
+      for (size_t r = 0; r < 64; ++r) {
+        const RowSet set{77 + static_cast<int32_t>(r), r % 7 == 4 ? &listed : nullptr};
+        const std::vector<float> row = attention.Rows(KvType::kF32, 16, r, {set}, {0, heads});
+        rows.insert(rows.end(), row.begin(), row.end());
+      }
+      return rows;
+    }();
+    const size_t width = alone.size() / 64;
+    for (size_t count : {1u, 2u, 3u, 5u, 8u, 64u}) {
+      CAPTURE(count);
+      // From the last rows down: causal counts differ, blocks end at different rows.
+      std::vector<RowSet> sets;
+      const size_t first = 64 - count;
+      for (size_t r = first; r < 64; ++r) {
+        sets.push_back({77 + static_cast<int32_t>(r), r % 7 == 4 ? &listed : nullptr});
+      }
+      const std::vector<float> expected(alone.begin() + static_cast<std::ptrdiff_t>(first * width),
+                                        alone.end());
+      const std::vector<int32_t> whole{0, heads}, cut{0, 1, 16, 18, heads};
+      CHECK(SameBits(attention.Rows(KvType::kBF16, 4, first, sets, whole), expected));
+      CHECK(SameBits(attention.Rows(KvType::kF32, 16, first, sets, cut), expected));
+      CHECK(SameBits(attention.Rows(KvType::kBF16, 32, first, sets, cut), expected));
+    }
+  });
+}
+
+TEST_CASE("a row beside longer ones never sees what is stored after it") {
+  const Attention clean({5, 24, 4, 150}, 10, 3);
+  Attention poisoned = clean;
+  std::fill(poisoned.values().begin() + static_cast<std::ptrdiff_t>(70 * clean.Width()),
+            poisoned.values().end(), NAN);
+  ForEachTarget([&](const std::string& target) {
+    CAPTURE(target);
+    const std::vector<RowSet> sets{{69, nullptr}, {70, nullptr}, {150, nullptr}};
+    std::vector<float> out = poisoned.Rows(KvType::kBF16, 16, 0, sets, {0, 5});
+    std::vector<float> expected = clean.Rows(KvType::kBF16, 16, 0, sets, {0, 5});
+    CHECK(std::isnan(out.back()));
+    out.resize(2 * 5 * 24);
+    expected.resize(2 * 5 * 24);
+    CHECK(SameBits(out, expected));
   });
 }
 
@@ -243,11 +313,14 @@ TEST_CASE("a NaN in a query comes out of its head and of no other") {
   });
 }
 
+// Scores of positions [first, last); those before `first` are left out.
 std::vector<float> Scores(const StoredVectors& keys, int32_t heads, const std::vector<float>& q,
                           const std::vector<float>& w, int32_t first, int32_t last) {
-  std::vector<float> scores(static_cast<size_t>(last - first), NAN);
-  IndexScores(keys.view, heads, q.data(), w.data(), 0.125f, first, last, scores.data());
-  return scores;
+  std::vector<float> scores(static_cast<size_t>(last), NAN);
+  std::vector<float> scratch(IndexScratch(heads, keys.view.width), NAN);
+  const IndexRow row{q.data(), w.data(), last, scores.data()};
+  IndexScores({keys.view, heads, 0.125f, &row, 1, scratch.data()}, first, last);
+  return {scores.begin() + first, scores.end()};
 }
 
 TEST_CASE("index scores agree with double arithmetic and, fused, with the reference's bits") {
@@ -275,7 +348,8 @@ TEST_CASE("index scores agree with double arithmetic and, fused, with the refere
       }
       if (!FusesMultiplyAdd(target)) continue;
       std::vector<float> reference(131);
-      scalar::IndexScores(keys.view, heads, q.data(), w.data(), 0.125f, 0, 131, reference.data());
+      const IndexRow row{q.data(), w.data(), 131, reference.data()};
+      scalar::IndexScores({keys.view, heads, 0.125f, &row, 1, nullptr}, 0, 131);
       CHECK(SameBits(scores, reference));
     }
   });
@@ -296,6 +370,39 @@ TEST_CASE("an index score depends on its position alone, not on the range or the
           const std::vector<float> part = Scores(paged, 5, q, w, first, last);
           CHECK(std::equal(part.begin(), part.end(), all.begin() + first));
         }
+      }
+    }
+  });
+}
+
+TEST_CASE("rows scored together have the index scores they have alone and no others") {
+  const int32_t heads = 6, width = 20;
+  const size_t query = static_cast<size_t>(heads * width);
+  const std::vector<float> q = Random(1).Floats(64 * query), w = Random(2).Floats(64 * 6);
+  const std::vector<float> values = Random(3).Floats(200 * static_cast<size_t>(width));
+  ForEachTarget([&](const std::string& target) {
+    CAPTURE(target);
+    const StoredVectors keys(values, width, 16, KvType::kBF16);
+    std::vector<std::vector<float>> alone;
+    for (size_t r = 0; r < 64; ++r) {
+      const auto at = static_cast<std::ptrdiff_t>(r);
+      alone.push_back(Scores(keys, heads, {q.begin() + at * heads * width, q.end()},
+                             {w.begin() + at * heads, w.end()}, 0, 125 + static_cast<int32_t>(r)));
+    }
+    for (size_t count : {1u, 2u, 3u, 5u, 8u, 64u}) {
+      std::vector<float> scores(count * 200, -7.0f), scratch(IndexScratch(heads, width), NAN);
+      std::vector<IndexRow> rows;
+      for (size_t r = 0; r < count; ++r) {
+        rows.push_back({q.data() + r * query, w.data() + r * 6, 125 + static_cast<int32_t>(r),
+                        scores.data() + r * 200});
+      }
+      const IndexScoring a{keys.view, heads, 0.125f, rows.data(), count, scratch.data()};
+      for (int32_t first : {0, 64, 128}) IndexScores(a, first, first + 64);
+      IndexScores(a, 192, 200);
+      for (size_t r = 0; r < count; ++r) {
+        std::vector<float> expected = alone[r];
+        expected.resize(200, -7.0f);
+        CHECK(std::equal(expected.begin(), expected.end(), scores.data() + r * 200));
       }
     }
   });

@@ -2,8 +2,6 @@
 // format and at every length, and the promise that rows, cuts and addresses never show in the bits.
 #include <doctest/doctest.h>
 
-#include <ctime>
-#include <functional>
 
 #include "tests/kernel_inputs.h"
 
@@ -101,10 +99,11 @@ TEST_CASE("a row of a product has the same bits whatever the rows beside it") {
       for (int32_t cols : {33, 71, 192, 1041}) {
         const RandomMatrix w(format, 37, cols, 48, 11);
         const size_t stride = static_cast<size_t>(cols);
-        const std::vector<float> x = Random(5).Floats(70 * stride);
-        const std::vector<float> all = Multiply(w.matrix, x, 70);
+        const size_t most = cols == 192 ? 300 : 70;
+        const std::vector<float> x = Random(5).Floats(most * stride);
+        const std::vector<float> all = Multiply(w.matrix, x, most);
         for (size_t rows : {1u, 2u, 3u, 5u, 8u, 64u}) {
-          for (size_t first : {size_t{0}, 70 - rows}) {
+          for (size_t first : {size_t{0}, most - rows}) {
             const std::vector<float> part(x.begin() + static_cast<ptrdiff_t>(first * stride),
                                           x.end());
             const std::vector<float> y = Multiply(w.matrix, part, rows);
@@ -337,32 +336,6 @@ TEST_CASE("a transposed product over many rows equals its rows one at a time") {
       MatmulTransposed(w.matrix, 0, 20, x.data() + r * 20, 20, 1, one.data(), 90);
       CHECK(std::memcmp(one.data(), together.data() + r * 90, 90 * 4) == 0);
     }
-  });
-}
-
-// Processor time, so that neighbours on a shared machine count less.
-double SecondsOf(const std::function<void()>& work) {
-  double best = 1e9;
-  for (int i = 0; i < 3; ++i) {
-    const std::clock_t start = std::clock();
-    work();
-    best = std::min(best, static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC);
-  }
-  return best;
-}
-
-TEST_CASE("one target after the other says how fast it multiplies") {
-  const RandomMatrix w(WeightFormat::kInt4Grouped, 256, 6144, 64, 1);
-  const std::vector<float> x = Random(5).Floats(64 * 6144);
-  const std::vector<float> expected = MultiplyScalar(w.matrix, x, 1);
-  ForEachTarget([&](const std::string& target) {
-    std::vector<float> y;
-    const double one = SecondsOf([&] { y = Multiply(w.matrix, x, 1); });
-    const double many =
-        target == "SCALAR" ? 64 * one : SecondsOf([&] { Multiply(w.matrix, x, 64); });
-    MESSAGE(target << ": int4-g64, 1 row " << 256 * 6144 / one * 1e-9 << " Gmul/s, 64 rows "
-                   << 64 * 256 * 6144 / many * 1e-9);
-    CHECK(ErrorUnits(w.matrix, x, 1, y) <= 6144 / 16 + 6);
   });
 }
 

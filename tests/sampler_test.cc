@@ -2,9 +2,12 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -40,7 +43,91 @@ std::map<int32_t, double> Shares(const std::vector<float>& logits, const Samplin
   return shares;
 }
 
+// PickToken as its contract reads: the whole list sorted.
+int32_t PickFromSorted(const std::vector<float>& logits, const Sampling& sampling, double u,
+                       const std::vector<uint8_t>& allowed) {
+  std::vector<size_t> ids;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (allowed[i] != 0) ids.push_back(i);
+  }
+  const float highest = logits[*std::max_element(
+      ids.begin(), ids.end(), [&](size_t a, size_t b) { return logits[a] < logits[b]; })];
+  const auto weight = [&](size_t id) {
+    return std::exp((static_cast<double>(logits[id]) - static_cast<double>(highest)) /
+                    static_cast<double>(sampling.temperature));
+  };
+  double total = 0;
+  for (const size_t id : ids) total += weight(id);
+  std::stable_sort(ids.begin(), ids.end(),
+                   [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  const bool whole = sampling.top_p >= 1 && sampling.min_p <= 0 &&
+                     (sampling.top_k == 0 || static_cast<size_t>(sampling.top_k) >= ids.size());
+  double sum = 0;
+  size_t kept = 0;
+  while (kept < ids.size() && (sampling.top_k == 0 || kept < size_t(sampling.top_k)) &&
+         (kept == 0 || ((sampling.top_p >= 1 || sum < double{sampling.top_p} * total) &&
+                        weight(ids[kept]) >= static_cast<double>(sampling.min_p)))) {
+    sum += weight(ids[kept++]);
+  }
+  const double end = u * (whole ? total : sum);
+  double running = 0;
+  for (size_t k = 0; k < kept; ++k) {
+    running += weight(ids[k]);
+    if (running > end) return static_cast<int32_t>(ids[k]);
+  }
+  return static_cast<int32_t>(ids[kept - 1]);
+}
+
 }  // namespace
+
+TEST_CASE("a draw equals the draw from the whole sorted list, for every kind of logits") {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0, 1);
+  const std::vector<std::function<float(size_t)>> kinds = {
+      [&](size_t) { return 2.5f * normal(random); },
+      [&](size_t) { return 0.01f * normal(random); },
+      [](size_t) { return 3.0f; },
+      [&](size_t) { return static_cast<float>(random() % 3) - 1.0f; },
+      [&](size_t) { return random() % 2 == 0 ? 0.0f : -0.0f; },
+      [&](size_t i) { return i % 97 == 5 ? 20 + normal(random) : normal(random); },
+      [&](size_t i) { return i % 50 == 3 ? -1e30f : normal(random); },
+      [&](size_t i) { return i % 50 == 3 ? 3e38f : -3e38f * std::abs(std::sin(float(i))); },
+      [&](size_t) { return 1e-40f * static_cast<float>(random() % 5); },
+      [](size_t i) { return -0.001f * static_cast<float>(i); },
+  };
+  std::vector<Sampling> settings;
+  for (const float temperature : {1.0f, 0.3f, 20.0f, 1e-30f}) {
+    Sampling s;
+    s.temperature = temperature;
+    settings.push_back(s);
+    s.top_p = 0.9f;
+    settings.push_back(s);
+    s.top_k = 7;
+    s.min_p = 0.05f;
+    settings.push_back(s);
+    s.top_p = 1;
+    s.top_k = 900;
+    s.min_p = 0;
+    settings.push_back(s);
+  }
+  SampleScratch scratch;  // one for all: what was there before must not matter
+  for (const size_t size : {1u, 2u, 600u, 5000u}) {
+    for (const auto& kind : kinds) {
+      std::vector<float> logits(size);
+      for (size_t i = 0; i < size; ++i) logits[i] = kind(i);
+      std::vector<uint8_t> allowed(size);
+      for (uint8_t& a : allowed) a = random() % 8 != 0 ? 1 : 0;
+      allowed[random() % size] = 1;
+      const VocabMask mask(allowed);
+      for (const Sampling& sampling : settings) {
+        for (const double u : {0.0, 1 - 0x1p-53, 0x1p-32 * static_cast<double>(random())}) {
+          REQUIRE(PickToken(logits, sampling, u, mask, &scratch) ==
+                  PickFromSorted(logits, sampling, u, allowed));
+        }
+      }
+    }
+  }
+}
 
 TEST_CASE("draws follow the distribution") {
   const auto logits = LogitsOf({0.1, 0.4, 0.2, 0.3});

@@ -127,7 +127,7 @@ TEST_CASE("rows that are not finite are routed nowhere") {
   Bench bench(Tiny(), [&](StagePoint point, Frame& frame, int32_t layer) {
     if (point == StagePoint::kLayerStart && layer == 2) frame.x[0] = kNaN;
     if (point == StagePoint::kLayerStart && layer > 2) {
-      for (const JobRow& row : frame.job_rows) jobs_with_bad_row += row.row < 3;
+      for (int32_t row : frame.job_rows) jobs_with_bad_row += row < 3;
       CHECK(frame.job_rows.size() == 4 * 2);
     }
   });
@@ -306,9 +306,10 @@ TEST_CASE("the union has each expert once, in file order, with exactly the rows 
       CHECK(job.item == Tiny().ExpertItem(layer - 1, job.expert));
       std::vector<std::pair<int32_t, int32_t>> rows;
       for (int32_t i = job.first; i < job.first + job.count; ++i) {
-        const JobRow& row = frame.job_rows[static_cast<size_t>(i)];
-        rows.emplace_back(row.row, row.rank);
-        CHECK(frame.place[static_cast<size_t>(row.row * 2 + row.rank)] == i);
+        const int32_t row = frame.job_rows[static_cast<size_t>(i)];
+        const int32_t rank = frame.place[static_cast<size_t>(row * 2)] == i ? 0 : 1;
+        CHECK(frame.place[static_cast<size_t>(row * 2 + rank)] == i);
+        rows.emplace_back(row, rank);
       }
       CHECK(rows == want[job.expert]);
     }
