@@ -193,6 +193,19 @@ TEST_CASE("a full drive ends the run with advice, and what was written goes on")
   CHECK(AnswersIn(ReadWhole(out)) == Expected());
 }
 
+TEST_CASE("an output that is removed while the run writes it is there in the end") {
+  const TempDir dir;
+  const std::string out = dir.Path("out.jsonl");
+  RunningProgram program("colibri-run", With({"-i", "-", "-o", out}));
+  CHECK(program.WaitForErrors("mode:"));
+  std::filesystem::remove(out);
+  program.Write(Chat("a", "Hello", 2));
+  const ProgramOutcome outcome = program.Wait();
+  CHECK(outcome.exit_code == 0);
+  CHECK(Contains(outcome.err, "was removed while it was written"));
+  CHECK(LineNumbers(ReadWhole(out)) == std::vector<uint64_t>{1});
+}
+
 TEST_CASE("resuming a job that is done exits with 0 and changes nothing") {
   const TempDir dir;
   const std::string input = dir.Write("prompts", "Hello\nGood morning\n");

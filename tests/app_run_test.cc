@@ -287,37 +287,6 @@ TEST_CASE("answers are not written over their own prompts, by whatever name") {
   CHECK(Slurp(file) == text);
 }
 
-TEST_CASE("prompts are not taken for the files that stand beside an output") {
-  const TempDir dir;
-  const std::string text = Chat("a", 2);
-  std::filesystem::create_symlink(dir.Write("target", ""), dir.Path("link"));
-  const std::vector<std::pair<std::string, std::string>> pairs = {{"out", "out.part"},
-                                                                  {"out", "out.manifest.json"},
-                                                                  {"out", "out.manifest.json.part"},
-                                                                  {"link", "target.part"}};
-  for (const auto& [output, input] : pairs) {
-    const std::string file = dir.Write(input, text);
-    const ProgramOutcome outcome = Run(With({"-i", file, "-o", dir.Path(output), "--ordered"}));
-    CHECK(outcome.exit_code == 2);
-    CHECK(Contains(outcome.err, input + ", which is the file of prompts"));
-    CHECK(Slurp(file) == text);
-    std::filesystem::remove(file);
-  }
-}
-
-TEST_CASE("an output that is removed while the run writes it is there in the end") {
-  const TempDir dir;
-  const std::string out = dir.Path("out.jsonl");
-  RunningProgram program("colibri-run", With({"-i", "-", "-o", out}));
-  CHECK(program.WaitForErrors("mode:"));
-  std::filesystem::remove(out);
-  program.Write(Chat("a", 2));
-  const ProgramOutcome outcome = program.Wait();
-  CHECK(outcome.exit_code == 0);
-  CHECK(Contains(outcome.err, "was removed while it was written"));
-  CHECK(Records(Slurp(out)).size() == 1);
-}
-
 TEST_CASE("an output that cannot be written is an I/O error with its name") {
   const TempDir dir;
   const std::string out = dir.Path("no/such/folder/out.jsonl");
@@ -434,29 +403,6 @@ TEST_CASE("a signal ends the run at once while lines without end are skipped") {
   writer.join();
   CHECK(outcome.exit_code == 130);
   CHECK(outcome.out == "");
-}
-
-TEST_CASE("a signal ends the run while an input without a line is read") {
-  RunningProgram program("colibri-run", With({"-i", "/dev/zero"}));
-  CHECK(program.WaitForErrors("mode:"));
-  program.Signal(SIGTERM);
-  const ProgramOutcome outcome = program.Wait();
-  CHECK(outcome.exit_code == 130);
-  CHECK(LineEnds(outcome.out) <= 1);
-}
-
-TEST_CASE("blank lines without end keep no line from its answer") {
-  RunningProgram program("colibri-run", With({"-i", "-", "--max-tokens", "4"}));
-  std::thread writer([&program] {
-    program.Write("Once upon a time\n");
-    const std::string blank(65536, '\n');
-    while (program.Write(blank)) {
-    }
-  });
-  CHECK(program.WaitForOutput("completion_tokens"));
-  program.Signal(SIGTERM);
-  writer.join();
-  CHECK(program.Wait().exit_code == 130);
 }
 
 TEST_CASE("a name of standard output means what - means, other open files are refused by name") {
