@@ -93,13 +93,24 @@ Answers OpenAnswers(const RunOptions& o, bool text, const std::function<Manifest
   return answers;
 }
 
+void SortAnswers(const RunOptions& o, Answers& answers) {
+  if (!o.ordered || !answers.records) return;
+  try {
+    answers.run.file->SortByLine();
+  } catch (const IoError& error) {
+    throw IoError(fmt::format(
+        "{}; {} has every answer, in the order in which they came: --resume --ordered sorts it",
+        error.what(), o.output));
+  }
+}
+
 void RefuseSameFile(const RunOptions& o, int input) {
   struct stat in {};
-  struct stat out {};
-  if (input >= 0 && o.output != "-" && fstat(input, &in) == 0 &&
-      stat(o.output.c_str(), &out) == 0 && S_ISREG(out.st_mode) && in.st_dev == out.st_dev &&
-      in.st_ino == out.st_ino) {
-    throw UsageError(fmt::format("-i and -o name the same file: {}", o.output));
+  if (input < 0 || o.output == "-" || fstat(input, &in) != 0) return;
+  const std::string name = NameWritten(o.output, in);
+  if (name == o.output) throw UsageError(fmt::format("-i and -o name the same file: {}", name));
+  if (!name.empty()) {
+    throw UsageError(fmt::format("-o {}: writes {}, which is the file of prompts", o.output, name));
   }
 }
 
@@ -112,7 +123,7 @@ std::optional<PromptSurvey> Survey(const RunOptions& o, int input, const Finishe
     survey = SurveyLines(input, GivenFormat(o), o.shard, finished, context);
   }
   if (survey && survey->changed) {
-    throw UsageError(fmt::format("{} cannot be resumed: {} of {}", o.output, survey->changed->what,
+    throw UsageError(fmt::format("{} cannot be resumed: {} ({})", o.output, survey->changed->what,
                                  input < 0        ? "the command line"
                                  : o.input == "-" ? "standard input"
                                                   : o.input));

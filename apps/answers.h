@@ -48,6 +48,10 @@ void RefuseForStandardOutput(const RunOptions& options);
 // regular file that is open under another number: its own name is needed.
 std::string OutputName(const std::string& path);
 
+// --ordered: an output file of records is put in the order of the prompts. Throws IoError that says
+// how it is done later, when the drive has no room for both, say.
+void SortAnswers(const RunOptions& options, Answers& answers);
+
 // --strict. Throws UsageError: lines that cannot be answered, or a pipe.
 void CheckStrictly(const RunOptions& options, int input, RequestParser& parser);
 

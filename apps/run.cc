@@ -204,19 +204,23 @@ int Conclude(Job& job, OutputWriter& writer, const PromptSource& source, const L
     const EngineStats stats = engine.Stats();
     SayPart(LinesSummary(tally, deliverer.Tokens(), stats.seconds) +
             MachineSummary(stats, job.plan));
-  } else if (!interrupted && state == OutputWriter::State::kOk && source.Error().empty()) {
+  } else if (!interrupted && state == OutputWriter::State::kOk && source.Error().empty() &&
+             filter.Changed() == 0) {
     Say(job.answers.done_before > 0 ? "nothing left to do: every line has its record"
                                     : "0 prompts");
   }
   if (filter.Changed() > 1) Say(fmt::format("{} lines were changed", filter.Changed()));
   if (state == OutputWriter::State::kFailed) throw IoError(writer.Error());
   if (state == OutputWriter::State::kReaderGone) return 141;
+  if (job.answers.run.file) {
+    if (const std::string note = job.answers.run.file->KeepNamed(); !note.empty()) Say(note);
+  }
   if (!source.Error().empty()) throw IoError(source.Error());
   if (interrupted) {
     if (job.answers.records) Say(fmt::format("{}: --resume goes on", job.options.output));
     return 130;
   }
-  if (job.options.ordered && job.answers.records) job.answers.run.file->SortByLine();
+  SortAnswers(job.options, job.answers);
   const bool all_fine =
       tally.Failed() == 0 && job.answers.failed_before == 0 && filter.Changed() == 0;
   return all_fine ? 0 : 1;
@@ -352,7 +356,7 @@ std::unique_ptr<Reader> OpenReader(const RunOptions& o, Model& model) {
 // Nothing is to be run: says so. Returns the exit code.
 int ConcludeWithoutRun(const RunOptions& o, Answers& answers) {
   Say(answers.done_before > 0 ? "nothing left to do: every line has its record" : "0 prompts");
-  if (o.ordered && answers.records) answers.run.file->SortByLine();
+  SortAnswers(o, answers);
   return answers.failed_before == 0 ? 0 : 1;
 }
 

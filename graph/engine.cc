@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -25,6 +26,9 @@ constexpr double kWholeLayer = 0.6;
 // After a pause the input is given so long to fall quiet, so that the first line of a slow pipe
 // does not start a wide sweep alone.
 constexpr int kLingerMs = 50;
+// But an input that never falls quiet (lines of other shards, blank ones) must not keep a line from
+// starting.
+constexpr auto kLongestLinger = std::chrono::seconds(2);
 
 SchedulerOptions WithContext(const EngineOptions& options) {
   SchedulerOptions s = options.scheduler;
@@ -121,10 +125,11 @@ void Engine::Stop() {
   (void)!write(wake_fd_, &one, sizeof one);
 }
 
-// Gathers lines until the input has been quiet for a while or enough is there.
+// Gathers lines until the input has been quiet for a while, enough is there or it took too long.
 void Engine::Linger() {
   RequestSource& source = scheduler_.Source();
-  while (!scheduler_.Gather()) {
+  const auto end = std::chrono::steady_clock::now() + kLongestLinger;
+  while (!scheduler_.Gather() && std::chrono::steady_clock::now() < end) {
     if (source.Fd() < 0) return;
     pollfd input{source.Fd(), POLLIN, 0};
     if (!source.Buffered() && poll(&input, 1, kLingerMs) <= 0) return;

@@ -77,7 +77,7 @@ void SyncFolderOf(const std::string& path) {
   }
 }
 
-ReplacedFile::ReplacedFile(std::string path) : path_(std::move(path)), part_(path_ + ".part") {
+ReplacedFile::ReplacedFile(std::string path) : path_(std::move(path)), part_(PartOf(path_)) {
   // Not through a link that someone left there.
   unlink(part_.c_str());
   fd_ = open(part_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);

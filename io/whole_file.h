@@ -1,7 +1,7 @@
 // Small files read as a whole, and files that are replaced as a whole or not at all, whatever ends
-// the process or the machine: the
-// new bytes go to PATH.part, are synced, take the name, and the folder is synced. A leftover
-// PATH.part of a killed process is overwritten by the next one. Threads: one at a time a file.
+// the process or the machine: the new bytes go to PATH.part, are synced, take the name, and the
+// folder is synced. A leftover PATH.part of a killed process is overwritten by the next one.
+// Threads: one at a time a file.
 #pragma once
 
 #include <optional>
@@ -25,6 +25,9 @@ void SyncFolderOf(const std::string& path);
 
 class ReplacedFile {
  public:
+  // PATH.part
+  static std::string PartOf(const std::string& path) { return path + ".part"; }
+
   // Opens PATH.part, empty, with the permissions of PATH if that exists. Throws IoError.
   explicit ReplacedFile(std::string path);
   // Removes PATH.part unless Commit was called.

@@ -12,6 +12,8 @@ namespace {
 
 // 256 KiB: a few hundred prompts a system call.
 constexpr size_t kChunk = size_t{256} << 10;
+// Bytes without a line that one call passes: about a millisecond.
+constexpr uint64_t kSkipACall = uint64_t{1} << 20;
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 constexpr std::string_view kBlank = " \t\r\v\f";
 
@@ -86,8 +88,11 @@ bool LineSource::TakeLine(size_t end, size_t next, std::string* line) {
 }
 
 LineSource::Next LineSource::TryNext(std::string* line, uint64_t* number) {
+  // A part of a line is not passed, but it is no longer than the cap.
+  const uint64_t enough = TakenBytes() + kSkipACall;
   for (;;) {
     if (failed_) return Next::kError;
+    if (TakenBytes() >= enough) return Next::kSkipped;
     const size_t end = buffer_.find('\n', scan_);
     const bool whole = end != std::string::npos;
     const size_t stop = whole ? end : buffer_.size();

@@ -23,10 +23,12 @@ InputFormat FormatFromLine(std::string_view line);
 
 class LineSource {
  public:
-  // kLine: a line was taken. kAgain: nothing to read now. kEnd: no further lines. kTooLong: the
-  // line `number` is longer than the cap, its bytes are skipped. kError: reading failed, see
-  // Error(); every later call gives kError too.
-  enum class Next : uint8_t { kLine, kAgain, kEnd, kTooLong, kError };
+  // kLine: a line was taken. kAgain: nothing to read now. kSkipped: some bytes that are no line
+  // were passed (blank lines, the rest of one too long); the call ends there, since they may go on
+  // for ever, and is to be made again. kEnd: no further lines. kTooLong: the line `number` is
+  // longer than the cap, its bytes are skipped. kError: reading failed, see Error(); every later
+  // call gives kError too.
+  enum class Next : uint8_t { kLine, kAgain, kSkipped, kEnd, kTooLong, kError };
 
   // `max_line`: the cap in bytes (runtime/line_limits.h).
   LineSource(int fd, size_t max_line) : fd_(fd), max_line_(max_line) {}

@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
-#include <filesystem>
 #include <memory>
 #include <set>
 #include <utility>
@@ -24,6 +23,7 @@
 #include "runtime/record.h"
 #include "runtime/record_reader.h"
 #include "runtime/resume.h"
+#include "runtime/run_output.h"
 #include "runtime/text_hash.h"
 
 namespace colibri {
@@ -144,7 +144,7 @@ class Merger {
     size_t next_place = 0;
     for (;;) {
       const LineSource::Next next = source.TryNext(&text, &number);
-      if (next == LineSource::Next::kAgain) continue;
+      if (next == LineSource::Next::kAgain || next == LineSource::Next::kSkipped) continue;
       if (next == LineSource::Next::kError) throw IoError(source.Error());
       if (next == LineSource::Next::kEnd) break;
       const bool whole = next == LineSource::Next::kLine;
@@ -239,11 +239,17 @@ MergeReport MergeOutputs(const MergeRequest& request,
 }
 
 MergeReport MergeIntoFile(const MergeRequest& request, const std::string& path, bool overwrite) {
-  for (const std::string& output : request.outputs) {
-    std::error_code none;
-    if (std::filesystem::equivalent(output, path, none)) {
-      throw UsageError(fmt::format("--merge: {} is to be read and written", path));
+  const auto refuse_if_written = [&path](const std::string& read) {
+    struct stat info {};
+    if (stat(read.c_str(), &info) != 0) return;  // whoever opens it says so
+    if (const std::string name = NameWritten(path, info); !name.empty()) {
+      throw UsageError(fmt::format("--merge: {} is to be read and written", name));
     }
+  };
+  refuse_if_written(request.input);
+  for (const std::string& output : request.outputs) {
+    refuse_if_written(output);
+    refuse_if_written(ManifestPath(output));
   }
   // Locked, so that no run appends to what is replaced.
   OutputFile old(path);

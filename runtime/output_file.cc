@@ -19,6 +19,7 @@
 
 #include "io/error.h"
 #include "io/whole_file.h"
+#include "runtime/record_reader.h"
 
 namespace colibri {
 namespace {
@@ -139,6 +140,38 @@ void OutputFile::Empty() {
   SyncFile(fd_, path_);
 }
 
+std::string OutputFile::KeepNamed() {
+  struct stat ours {
+  }, named{};
+  if (!regular_ || fstat(fd_, &ours) != 0) return {};
+  const bool taken = stat(path_.c_str(), &named) == 0;
+  if (taken && SameFile(ours, named)) return {};
+  if (ours.st_nlink > 0) {
+    std::error_code error;
+    const auto now = std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", fd_), error);
+    throw IoError(fmt::format("{} was renamed while it was written: its records are in {}", path_,
+                              error ? "another file" : now.string()));
+  }
+  const std::string name = taken ? fmt::format("{}.{}", path_, getpid()) : path_;
+  ReplacedFile copy(name);
+  (void)TryLock(copy.Fd());
+  std::string part;
+  const auto size = static_cast<uint64_t>(ours.st_size);
+  for (uint64_t at = 0; at < size; at += part.size()) {
+    ReadAt(fd_, path_, at, std::min<uint64_t>(size - at, 1 << 20), &part);
+    copy.Append(part);
+  }
+  const int fd = copy.CommitAndRelease();
+  close(fd_);
+  fd_ = fd;
+  if (taken) {
+    throw IoError(fmt::format(
+        "another file has taken the name {} while it was written: the records are in {}", path_,
+        name));
+  }
+  return fmt::format("{} was removed while it was written: written again", path_);
+}
+
 // The lock belongs to the file, not to its name: the new one is locked before it takes the name.
 void OutputFile::Replace(const std::function<void(const Append&)>& write,
                          const std::function<void()>& before_named) {
@@ -146,9 +179,14 @@ void OutputFile::Replace(const std::function<void(const Append&)>& write,
   std::error_code error;
   const std::string target = std::filesystem::canonical(path_, error).string();
   if (error) Fail("resolving", path_, error.value());
+  struct stat ours {
+  }, named{};
+  if (fstat(fd_, &ours) != 0 || stat(target.c_str(), &named) != 0 || !SameFile(ours, named)) {
+    throw IoError(fmt::format("{} is another file than the one that was opened", path_));
+  }
   ReplacedFile file(target);
   if (const int failed = TryLock(file.Fd()); failed != 0 && note_.empty()) {
-    Fail("locking", target + ".part", failed);
+    Fail("locking", ReplacedFile::PartOf(target), failed);
   }
   write([&file](std::string_view bytes) { file.Append(bytes); });
   if (before_named) {

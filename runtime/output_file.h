@@ -48,6 +48,12 @@ class OutputFile {
   // Removes the file if this object created it and nothing was written.
   void Discard();
 
+  // Records written so far are found under a name, whatever was done to it meanwhile. A file that
+  // was removed is written again; the line for the user that is returned says so, else it is "".
+  // Where another file has the name (an editor that saved it), the records go to PATH.PID, and
+  // that, as well as a file that was renamed, is an IoError that says where they are.
+  std::string KeepNamed();
+
   // Rewrites the file without the records of failed lines (--retry-errors), all or nothing; the
   // lock is held throughout. Mended files only. Throws IoError.
   void DropFailed();
@@ -57,7 +63,7 @@ class OutputFile {
 
   // Replaces the whole file by what `write` appends, all or nothing. `before_named` is called when
   // the new bytes are on the drive and have not taken the file's name yet. Whatever either throws
-  // leaves the file as it was. Throws IoError.
+  // leaves the file as it was. Throws IoError, also where another file has the name now.
   using Append = std::function<void(std::string_view)>;
   void Replace(const std::function<void(const Append&)>& write,
                const std::function<void()>& before_named = {});

@@ -11,6 +11,9 @@ namespace {
 
 // Skipped lines a call, by their bytes and 1 KiB for each: some milliseconds.
 constexpr int64_t kSkipACall = int64_t{1} << 20;
+// Portions without a line, of 1 MiB each, after which there is none for now: beside an input that
+// never gives one again the lines under way have to go on.
+constexpr uint32_t kEmptyPortions = 16;
 
 }  // namespace
 
@@ -33,6 +36,9 @@ RequestSource::Next PromptSource::TryNext(Request* request, std::optional<LineEr
     switch (lines_.TryNext(&line_, &number)) {
       case LineSource::Next::kAgain:
         return Next::kAgain;
+      case LineSource::Next::kSkipped:
+        bytes_ = lines_.TakenBytes();
+        return ++empty_portions_ % kEmptyPortions == 0 ? Next::kAgain : Next::kSkipped;
       case LineSource::Next::kEnd:
         return End();
       case LineSource::Next::kError:

@@ -62,6 +62,7 @@ class PromptSource final : public RequestSource {
   RequestParser& parser_;
   LineSource lines_;
   size_t next_prompt_ = 0;
+  uint32_t empty_portions_ = 0;
   bool told_model_ = false, ended_ = false;
   std::atomic<uint64_t> bytes_{0}, taken_{0}, records_{0};
   std::string line_;

@@ -103,17 +103,19 @@ PromptSurvey SurveyLines(int fd, std::optional<InputFormat> format, const LineSh
   uint64_t number = 0;
   PromptSurvey& survey = surveyor.survey;
   // As far as a record is of; beyond, as far as is cheap.
-  for (size_t beyond = 0; !survey.changed && beyond <= kCheapToCount;) {
+  uint64_t records_end = 0;
+  while (!survey.changed && source.TakenBytes() - records_end <= kCheapToCount) {
     const LineSource::Next next = source.TryNext(&text, &number);
+    if (!surveyor.BeyondRecords()) records_end = source.TakenBytes();
     if (next == LineSource::Next::kError) throw IoError(source.Error());
-    if (next == LineSource::Next::kAgain) continue;  // a regular file is always ready
+    // A regular file is always ready.
+    if (next == LineSource::Next::kAgain || next == LineSource::Next::kSkipped) continue;
     if (next == LineSource::Next::kEnd) {
       surveyor.End();
       break;
     }
     const bool whole = next == LineSource::Next::kLine;
     if (whole && !format) format = FormatFromLine(text);
-    if (surveyor.BeyondRecords()) beyond += whole ? text.size() + 1 : MaxLineBytes(context);
     surveyor.Take(number, whole ? &text : nullptr, format.value_or(InputFormat::kLines));
   }
   lseek(fd, start, SEEK_SET);

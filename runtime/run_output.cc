@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "io/error.h"
+#include "io/whole_file.h"
 
 namespace colibri {
 namespace {
@@ -78,6 +81,22 @@ RunOutput OpenRunOutput(const std::string& path, const RunOutputOptions& options
     throw;
   }
   return out;
+}
+
+std::string NameWritten(const std::string& path, const struct stat& file) {
+  std::error_code none;
+  // Links are followed when the output is replaced.
+  const std::string target = std::filesystem::weakly_canonical(path, none).string();
+  const std::string manifest = ManifestPath(path);
+  for (const std::string& name :
+       {path, manifest, ReplacedFile::PartOf(target), ReplacedFile::PartOf(manifest)}) {
+    struct stat named {};
+    if (stat(name.c_str(), &named) == 0 && S_ISREG(named.st_mode) && named.st_dev == file.st_dev &&
+        named.st_ino == file.st_ino) {
+      return name;
+    }
+  }
+  return {};
 }
 
 }  // namespace colibri

@@ -3,6 +3,8 @@
 // then records. Threads: one.
 #pragma once
 
+#include <sys/stat.h>
+
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,5 +33,9 @@ struct RunOutput {
 // value); IoError.
 RunOutput OpenRunOutput(const std::string& path, const RunOutputOptions& options,
                         const Manifest& manifest);
+
+// The name under which a run or a merge with the output `path` would write over `file` or remove
+// it: the output, its manifest, or what either is before it takes its name; "" if none of them.
+std::string NameWritten(const std::string& path, const struct stat& file);
 
 }  // namespace colibri

@@ -25,12 +25,8 @@ StrictReport CheckAllLines(int fd, std::optional<InputFormat> format, RequestPar
   if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
     throw UsageError("--strict reads the prompts twice: it needs a file, not a pipe");
   }
-  const auto rewind = [fd] {
-    if (lseek(fd, 0, SEEK_SET) < 0) {
-      throw IoError(fmt::format("the input cannot be read twice: {}", std::strerror(errno)));
-    }
-  };
-  rewind();
+  // Whoever opened the file may have read some of it: the run begins here, too.
+  const off_t start = lseek(fd, 0, SEEK_CUR);
   PromptSource::Options options;
   options.fd = fd;
   options.format = format;
@@ -41,7 +37,8 @@ StrictReport CheckAllLines(int fd, std::optional<InputFormat> format, RequestPar
     std::optional<LineError> error;
     const RequestSource::Next next = source.TryNext(&request, &error);
     if (next == RequestSource::Next::kEnd) break;
-    if (next == RequestSource::Next::kAgain) continue;  // a regular file is always ready
+    // A regular file is always ready.
+    if (next == RequestSource::Next::kAgain || next == RequestSource::Next::kSkipped) continue;
     ++report.lines;
     if (!error) error = AdmissionError(request, parser.Context());
     if (!error) continue;
@@ -51,7 +48,9 @@ StrictReport CheckAllLines(int fd, std::optional<InputFormat> format, RequestPar
     }
   }
   if (!source.Error().empty()) throw IoError(source.Error());
-  rewind();
+  if (start < 0 || lseek(fd, start, SEEK_SET) < 0) {
+    throw IoError(fmt::format("the input cannot be read twice: {}", std::strerror(errno)));
+  }
   return report;
 }
 

@@ -21,9 +21,9 @@ struct StrictReport {
 
 inline constexpr size_t kMaxProblems = 20;
 
-// Reads the file behind `fd` from beginning to end and sets the offset back. `parser` remembers the
-// ids: the run itself needs another one. `format`: nullopt as in PromptSource. Throws UsageError
-// for what cannot be read twice (a pipe), IoError.
+// Reads the file from the position of `fd`, which stays, to its end. `parser` remembers the ids:
+// the run itself needs another one. `format`: nullopt as in PromptSource. Throws UsageError for
+// what cannot be read twice (a pipe), IoError.
 StrictReport CheckAllLines(int fd, std::optional<InputFormat> format, RequestParser& parser);
 
 }  // namespace colibri

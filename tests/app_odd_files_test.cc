@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <array>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "tests/oddities.h"
 #include "tests/temp_dir.h"
@@ -275,8 +277,7 @@ TEST_CASE("a named pipe is answered as it grows, half a line waits for its rest"
   const TempDir dir;
   const std::string path = dir.Path("pipe");
   REQUIRE(mkfifo(path.c_str(), 0600) == 0);
-  RunningProgram program("colibri-run", {"-m", COLIBRI_SOURCE_DIR "/apps/demo/model", "--ram",
-                                         "200MB", "--max-tokens", "2", "-i", path});
+  RunningProgram program("colibri-run", OddityArguments({"-i", path}));
   const int pipe = open(path.c_str(), O_WRONLY | O_CLOEXEC);
   REQUIRE(pipe >= 0);
   const auto put = [pipe](std::string_view text) {
@@ -298,6 +299,47 @@ TEST_CASE("a named pipe is answered as it grows, half a line waits for its rest"
   REQUIRE(expected.size() == 3);
   for (const auto& [line, record] : records)
     CHECK(LineBytes(record) == LineBytes(expected.at(line)));
+}
+
+TEST_CASE("a signal ends the run while an input without a line is read") {
+  RunningProgram program("colibri-run", OddityArguments({"-i", "/dev/zero"}));
+  CHECK(program.WaitForErrors("mode:"));
+  program.Signal(SIGTERM);
+  const ProgramOutcome outcome = program.Wait();
+  CHECK(outcome.exit_code == 130);
+  CHECK(RecordsByLine(outcome.out).size() <= 1);  // that of the line that is too long
+}
+
+TEST_CASE("blank lines without end keep no line from its answer") {
+  RunningProgram program("colibri-run", OddityArguments({"-i", "-"}));
+  std::thread writer([&program] {
+    program.Write("Once upon a time\n");
+    const std::string blank(65536, '\n');
+    while (program.Write(blank)) {
+    }
+  });
+  CHECK(program.WaitForOutput("completion_tokens"));
+  program.Signal(SIGTERM);
+  writer.join();
+  CHECK(program.Wait().exit_code == 130);
+}
+
+TEST_CASE("prompts are not taken for the files that stand beside an output") {
+  const TempDir dir;
+  const std::string text = Batch("a") + "\n";
+  std::filesystem::create_symlink(dir.Write("target", ""), dir.Path("link"));
+  const std::vector<std::pair<std::string, std::string>> pairs = {{"out", "out.part"},
+                                                                  {"out", "out.manifest.json"},
+                                                                  {"out", "out.manifest.json.part"},
+                                                                  {"link", "target.part"}};
+  for (const auto& [output, input] : pairs) {
+    const std::string file = dir.Write(input, text);
+    const ProgramOutcome outcome = RunOddities({"-i", file, "-o", dir.Path(output), "--ordered"});
+    CHECK(outcome.exit_code == 2);
+    CHECK(Has(outcome.err, input + ", which is the file of prompts"));
+    CHECK(ReadWhole(file) == text);
+    std::filesystem::remove(file);
+  }
 }
 
 TEST_CASE("a finished file with --resume is left as it is, its failed lines too") {

@@ -193,6 +193,19 @@ TEST_CASE("a full drive ends the run with advice, and what was written goes on")
   CHECK(AnswersIn(ReadWhole(out)) == Expected());
 }
 
+TEST_CASE("an output that is removed while the run writes it is there in the end") {
+  const TempDir dir;
+  const std::string out = dir.Path("out.jsonl");
+  RunningProgram program("colibri-run", With({"-i", "-", "-o", out}));
+  CHECK(program.WaitForErrors("mode:"));
+  std::filesystem::remove(out);
+  program.Write(Chat("a", "Hello", 2));
+  const ProgramOutcome outcome = program.Wait();
+  CHECK(outcome.exit_code == 0);
+  CHECK(Contains(outcome.err, "was removed while it was written"));
+  CHECK(LineNumbers(ReadWhole(out)) == std::vector<uint64_t>{1});
+}
+
 TEST_CASE("resuming a job that is done exits with 0 and changes nothing") {
   const TempDir dir;
   const std::string input = dir.Write("prompts", "Hello\nGood morning\n");
@@ -310,6 +323,10 @@ TEST_CASE("a prompt changed since it was answered is refused in a file, and kept
   CHECK(Contains(kept.err, "line 2 was changed"));
   CHECK(ReadWhole(out).starts_with(records));
   CHECK(LineNumbers(ReadWhole(out)).size() == 3);
+  const ProgramOutcome gone = Run(pipe, "");
+  CHECK(gone.exit_code == 1);
+  CHECK(Contains(gone.err, "3 lines were changed"));
+  CHECK_FALSE(Contains(gone.err, "every line has its record"));
 }
 
 TEST_CASE("--retry-errors runs failed lines again and no other") {
@@ -344,6 +361,23 @@ TEST_CASE("--ordered puts the answers of a file and of standard output in the pr
   }
   const std::vector<uint64_t> numbers = LineNumbers(unordered.out);
   CHECK_FALSE(std::is_sorted(numbers.begin(), numbers.end()));
+}
+
+TEST_CASE("answers that cannot be sorted are all there, and sorted by the next run") {
+  const TempDir dir;
+  const std::string input = dir.Write("in.jsonl", Prompts()), out = dir.Path("out.jsonl");
+  // Nothing can be written under the name of a folder.
+  std::filesystem::create_directory(out + ".part");
+  const Words arguments = {"-i", input, "-o", out, "--resume", "--ordered"};
+  const ProgramOutcome unsorted = Run(arguments);
+  CHECK(unsorted.exit_code == 4);
+  CHECK(Contains(unsorted.err, "out.jsonl has every answer"));
+  CHECK(AnswersIn(ReadWhole(out)) == Expected());
+  std::filesystem::remove(out + ".part");
+  CHECK(Run(arguments).exit_code == 1);  // one line fails
+  const std::vector<uint64_t> numbers = LineNumbers(ReadWhole(out));
+  CHECK(std::is_sorted(numbers.begin(), numbers.end()));
+  CHECK(AnswersIn(ReadWhole(out)) == Expected());
 }
 
 TEST_CASE("--ordered holds for text as well") {

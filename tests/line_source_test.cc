@@ -10,10 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "tests/temp_dir.h"
+
 using colibri::FormatFromLine;
 using colibri::FormatFromName;
 using colibri::InputFormat;
 using colibri::LineSource;
+using colibri::TempDir;
 using Next = LineSource::Next;
 
 constexpr size_t kCap = size_t{1} << 20;
@@ -112,6 +115,38 @@ TEST_CASE("a slow pipe gives a line once it is whole and never blocks") {
   CHECK(number == 3);
   CHECK(source.AtEnd());
   CHECK(source.TryNext(&line, &number) == Next::kEnd);
+}
+
+TEST_CASE("zeros without end are passed in portions") {
+  const int fd = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+  LineSource source(fd, kCap);
+  std::string line;
+  uint64_t number = 0;
+  CHECK(source.TryNext(&line, &number) == Next::kTooLong);
+  for (int call = 0; call < 3; ++call) {
+    const uint64_t before = source.TakenBytes();
+    CHECK(source.TryNext(&line, &number) == Next::kSkipped);
+    CHECK(source.TakenBytes() - before <= uint64_t{2} << 20);
+  }
+  CHECK(number == 1);
+  close(fd);
+}
+
+TEST_CASE("a portion of blank lines ends a call, the line behind them keeps its number") {
+  const TempDir dir;
+  const int fd = open(dir.Write("in", std::string(size_t{3} << 20, '\n') + "a\n").c_str(),
+                      O_RDONLY | O_CLOEXEC);
+  LineSource source(fd, kCap);
+  std::string line;
+  uint64_t number = 0;
+  int skips = 0;
+  Next next;
+  while ((next = source.TryNext(&line, &number)) == Next::kSkipped) ++skips;
+  CHECK(next == Next::kLine);
+  CHECK(line == "a");
+  CHECK(number == (uint64_t{3} << 20) + 1);
+  CHECK(skips == 3);
+  close(fd);
 }
 
 TEST_CASE("a line over the cap is reported once and skipped to its end") {

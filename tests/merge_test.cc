@@ -263,4 +263,9 @@ TEST_CASE("a merge replaces answers only when told so, and never one of its own 
   CHECK(ReadWhole(shards.Output(0)) == Answer(1));
   MergeIntoFile(shards.Request(), path, true);
   CHECK(ReadWhole(path) == Answer(1));
+  // What takes the name of the output when it is whole.
+  MergeRequest request = shards.Request();
+  request.input = shards.Dir().Write("merged.part", ReadWhole(request.input));
+  CHECK_THROWS_AS(MergeIntoFile(request, path, true), UsageError);
+  CHECK(ReadWhole(request.input) == ReadWhole(shards.Request().input));
 }

@@ -111,12 +111,16 @@ inline std::map<uint64_t, std::string> RecordsByLine(const std::string& text) {
 }
 
 // colibri-run with the demo model, two tokens a line unless it says otherwise.
-inline ProgramOutcome RunOddities(const std::vector<std::string>& more,
-                                  std::string_view input = "") {
+inline std::vector<std::string> OddityArguments(const std::vector<std::string>& more) {
   std::vector<std::string> all = {
       "-m", COLIBRI_SOURCE_DIR "/apps/demo/model", "--ram", "200MB", "--max-tokens", "2"};
   all.insert(all.end(), more.begin(), more.end());
-  return RunProgram("colibri-run", all, input);
+  return all;
+}
+
+inline ProgramOutcome RunOddities(const std::vector<std::string>& more,
+                                  std::string_view input = "") {
+  return RunProgram("colibri-run", OddityArguments(more), input);
 }
 
 }  // namespace colibri

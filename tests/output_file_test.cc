@@ -226,6 +226,44 @@ TEST_CASE("a link is followed, and permissions are kept") {
   CHECK((info.st_mode & 0777) == 0640);
 }
 
+TEST_CASE("a file that was removed while it is open is written again and stays locked") {
+  const TempDir dir;
+  OutputFile file(dir.Write("out", Simple(2) + Simple(1)));
+  CHECK(file.KeepNamed() == "");
+  std::filesystem::remove(file.Path());
+  CHECK(Has(file.KeepNamed(), "out was removed while it was written: written again"));
+  CHECK(ReadWhole(file.Path()) == Simple(2) + Simple(1));
+  CHECK_THROWS_AS(OutputFile{file.Path()}, IoError);
+  file.SortByLine();
+  CHECK(ReadWhole(file.Path()) == Simple(1) + Simple(2));
+}
+
+TEST_CASE("a file whose name was given away keeps its records and leaves the other one alone") {
+  const TempDir dir;
+  const std::string text = Simple(2) + Simple(1);
+  const auto message = [](OutputFile& file) -> std::string {
+    try {
+      return file.KeepNamed();
+    } catch (const IoError& error) {
+      return error.what();
+    }
+  };
+  {
+    OutputFile saved(dir.Write("out", text));
+    std::filesystem::remove(saved.Path());
+    dir.Write("out", "other");
+    CHECK_THROWS_AS(saved.SortByLine(), IoError);
+    const std::string kept = saved.Path() + "." + std::to_string(getpid());
+    CHECK(Has(message(saved), "the records are in " + kept));
+    CHECK(ReadWhole(kept) == text);
+    CHECK(ReadWhole(saved.Path()) == "other");
+  }
+  OutputFile moved(dir.Write("old", text));
+  std::filesystem::rename(moved.Path(), dir.Path("new"));
+  CHECK(Has(message(moved), "its records are in " + dir.Path("new")));
+  CHECK(ReadWhole(dir.Path("new")) == text);
+}
+
 TEST_CASE("a device is written to and neither locked nor emptied") {
   OutputFile first("/dev/null");
   OutputFile second("/dev/null");

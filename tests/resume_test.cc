@@ -338,6 +338,19 @@ TEST_CASE("a strict check names the first bad lines and leaves the file at its b
   CHECK(CheckAllLines(good.Fd(), {}, second).bad == 0);
 }
 
+TEST_CASE("a strict check begins where the run will, and leaves the file there") {
+  const TempDir dir;
+  const std::string begun = "{bad\n";
+  const Descriptor file(dir.Write("in.jsonl", begun + kA + "\n" + kB + "\n"));
+  const auto start = static_cast<off_t>(begun.size());
+  REQUIRE(lseek(file.Fd(), start, SEEK_SET) == start);
+  RequestParser parser = Parser();
+  const colibri::StrictReport report = CheckAllLines(file.Fd(), {}, parser);
+  CHECK(report.lines == 2);
+  CHECK(report.bad == 0);
+  CHECK(lseek(file.Fd(), 0, SEEK_CUR) == start);
+}
+
 TEST_CASE("a strict check finds the second use of an id and a prompt beyond the context") {
   const TempDir dir;
   const Descriptor file(dir.Write("in", kA + "\n" + kA + "\n" + kB + "\n"));

@@ -93,13 +93,14 @@ class RunningProgram {
   RunningProgram(const RunningProgram&) = delete;
   RunningProgram& operator=(const RunningProgram&) = delete;
 
-  // Gives up silently when the program no longer reads.
-  void Write(std::string_view text) {
+  // False: the program no longer reads. Also from one other thread.
+  bool Write(std::string_view text) const {
     while (!text.empty()) {
       const ssize_t wrote = write(in_, text.data(), text.size());
-      if (wrote <= 0) return;
+      if (wrote <= 0) return false;
       text.remove_prefix(static_cast<size_t>(wrote));
     }
+    return true;
   }
   void CloseInput() { CloseOne(&in_); }
   void CloseOutput() { CloseOne(&out_); }
