@@ -106,8 +106,6 @@ class Strip {
   const std::byte* Data() const { return data_; }
   const std::byte* ScaleData() const { return scales_; }
   const std::byte* End() const { return end_; }
-  size_t Bytes() const { return kStripOutputs * row_bytes_; }
-  size_t ScaleRowBytes() const { return groups_ * sizeof(float); }
 
  private:
   HWY_NOINLINE const std::byte* CopyPanel(size_t offset, std::byte* scratch) const {
