@@ -2,7 +2,6 @@
 // format and at every length, and the promise that rows, cuts and addresses never show in the bits.
 #include <doctest/doctest.h>
 
-
 #include "tests/kernel_inputs.h"
 
 namespace colibri {
