@@ -8,8 +8,8 @@ namespace {
 // Outputs that the kernels take at once.
 constexpr size_t kOutputs = 32;
 // Multiply-adds of one piece of a parallel loop, some 50 to 100 us of one core (Zen 4, 230 GMAC/s
-// with many rows): a task costs a microsecond, and an arrived expert shall not wait long. Two threads
-// against one, 2,048 x 6,144: 1 row 1.3 times (memory), 8 rows 1.6, 40 rows 1.8.
+// with many rows): a task costs a microsecond, and an arrived expert shall not wait long. Two
+// threads against one, 2,048 x 6,144: 1 row 1.3 times (memory), 8 rows 1.6, 40 rows 1.8.
 constexpr uint64_t kPieceWork = uint64_t{1} << 23;
 // One row is bound by memory and takes as long as four do.
 constexpr uint64_t kLeastRows = 4;
