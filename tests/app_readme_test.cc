@@ -172,13 +172,16 @@ TEST_CASE("the README's Slurm array, merged, gives what one process gives") {
 TEST_CASE("the README's line for GNU parallel, merged, gives what one process gives") {
   const Folder folder;
   folder.Dir().Write("prompts.jsonl", Prompts());
-  // Any host is this machine: ssh HOST -- COMMAND.
+  // Any host is this machine: ssh HOST -- COMMAND. As sshd does, it says which shell and which home
+  // the user has; GNU parallel runs nothing, and calls that success, where SHELL is not set.
   std::filesystem::create_directory(folder.Dir().Path("bin"));
   const std::string ssh =
       folder.Dir().Write("bin/ssh", "#!/bin/sh\necho \"$1\" >> '" + folder.Dir().Path("hosts") +
-                                        "'\nshift\n[ \"$1\" = -- ] && shift\nexec sh -c \"$*\"\n");
+                                        "'\nshift\n[ \"$1\" = -- ] && shift\n"
+                                        "SHELL=/bin/sh HOME=/ exec sh -c \"$*\"\n");
   std::filesystem::permissions(ssh, std::filesystem::perms::owner_all);
-  const ProgramOutcome outcome = folder.Run(Block("parallel -j1"));
+  const ProgramOutcome outcome =
+      folder.Run("export HOME=\"$PWD\"; unset SHELL\n" + Block("parallel -j1"));
   INFO(outcome.err);
   CHECK(outcome.exit_code == 1);  // the number of jobs that did not exit with 0
   const std::string hosts = ReadWhole(folder.Dir().Path("hosts"));
