@@ -133,7 +133,7 @@ HWY_INLINE void MultiplyStrips(const Strip* strips, size_t count, const Shape& s
 #if HWY_MAX_BYTES == 64
     if constexpr (Kind::kRunColumns > 0) {
       if (rows == 1) {
-        MultiplyOne(Kind(), strips[s], shape, a, first, to);
+        MultiplyOne<Kind>(strips[s], shape, a, first, to);
         continue;
       }
     }

@@ -255,8 +255,9 @@ struct Shape {
 
 // A stream of weights is asked for so many bytes ahead, then again at a half and a quarter of it,
 // since single prefetches get dropped; linear through memory, so the distance does not depend on
-// the length of a row. One row of int4-g64, share of a read loop's GB/s (Zen 4): none 45 % (6,144
-// inputs) and 29 % (2,048), twice from 96 KB 85 and 75, three times 81 to 88 and 81 to 88.
+// the length of a row. One row of int4-g64 when sixteen outputs went in lockstep, share of a read
+// loop's GB/s (Zen 4): none 45 % (6,144 inputs) and 29 % (2,048), twice from 96 KB 85 and 75, three
+// times 81 to 88 and 81 to 88.
 constexpr size_t kPrefetchBytes = size_t{96} << 10;
 constexpr size_t kPrefetches = 3;
 
