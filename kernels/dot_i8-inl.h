@@ -106,21 +106,24 @@ HWY_INLINE VU32 HighNibbles(VU32 packed) {
   return hn::And(hn::ShiftRight<4>(packed), hn::Set(U32s(), 0x0F0F0F0Fu));
 }
 
-// Lane c of row r to lane r of out[c]: kLanes x kLanes values of 32 bits.
-HWY_INLINE void TransposeLanes(const VU32* rows, VU32* out) {
+// Lane c of row r to lane r of out[c] within each block of 16 bytes: four rows of four columns.
+HWY_INLINE void TransposeBlocks(const VU32* rows, VU32* out) {
   const U32s d;
   const hn::RepartitionToWide<U32s> d64;
+  const auto low01 = hn::BitCast(d64, hn::InterleaveLower(d, rows[0], rows[1]));
+  const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(d, rows[0], rows[1]));
+  const auto low23 = hn::BitCast(d64, hn::InterleaveLower(d, rows[2], rows[3]));
+  const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(d, rows[2], rows[3]));
+  out[0] = hn::BitCast(d, hn::InterleaveLower(d64, low01, low23));
+  out[1] = hn::BitCast(d, hn::InterleaveUpper(d64, low01, low23));
+  out[2] = hn::BitCast(d, hn::InterleaveLower(d64, high01, high23));
+  out[3] = hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23));
+}
+
+// Lane c of row r to lane r of out[c]: kLanes x kLanes values of 32 bits.
+HWY_INLINE void TransposeLanes(const VU32* rows, VU32* out) {
   VU32 four[kLanes];  // [4 * i + c]: block b holds column 4 * b + c of rows 4 * i ..
-  for (size_t i = 0; i < kLanes; i += 4) {
-    const auto low01 = hn::BitCast(d64, hn::InterleaveLower(d, rows[i], rows[i + 1]));
-    const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(d, rows[i], rows[i + 1]));
-    const auto low23 = hn::BitCast(d64, hn::InterleaveLower(d, rows[i + 2], rows[i + 3]));
-    const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(d, rows[i + 2], rows[i + 3]));
-    four[i] = hn::BitCast(d, hn::InterleaveLower(d64, low01, low23));
-    four[i + 1] = hn::BitCast(d, hn::InterleaveUpper(d64, low01, low23));
-    four[i + 2] = hn::BitCast(d, hn::InterleaveLower(d64, high01, high23));
-    four[i + 3] = hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23));
-  }
+  for (size_t i = 0; i < kLanes; i += 4) TransposeBlocks(rows + i, four + i);
 #if HWY_MAX_BYTES == 64
   for (size_t c = 0; c < 4; ++c) {
     const __m512i even_a = _mm512_shuffle_i32x4(four[c].raw, four[4 + c].raw, 0x88);
@@ -134,8 +137,8 @@ HWY_INLINE void TransposeLanes(const VU32* rows, VU32* out) {
   }
 #elif HWY_MAX_BYTES == 32
   for (size_t c = 0; c < 4; ++c) {
-    out[c] = hn::ConcatLowerLower(d, four[4 + c], four[c]);
-    out[4 + c] = hn::ConcatUpperUpper(d, four[4 + c], four[c]);
+    out[c] = hn::ConcatLowerLower(U32s(), four[4 + c], four[c]);
+    out[4 + c] = hn::ConcatUpperUpper(U32s(), four[4 + c], four[c]);
   }
 #else
   for (size_t c = 0; c < 4; ++c) out[c] = four[c];
@@ -157,6 +160,39 @@ HWY_INLINE void TransposePanel(const std::byte* from, size_t stride, uint32_t* t
       for (size_t k = 0; k < kLanes; ++k) {
         hn::Store(columns[k], d, to + (column + k) * 16 + output);
       }
+    }
+  }
+}
+
+// The 16 bytes at `from` + block * 4 * stride for each block of a vector.
+HWY_INLINE VU32 LoadBlocks(const std::byte* from, size_t stride) {
+  const auto block = [&](size_t b) COLIBRI_ATTR {
+    return hn::LoadU(hn::Full128<uint32_t>(),
+                     reinterpret_cast<const uint32_t*>(from + 4 * b * stride));
+  };
+#if HWY_MAX_BYTES == 64
+  __m512i all = _mm512_castsi128_si512(block(0).raw);
+  all = _mm512_mask_broadcast_i32x4(all, 0x00F0, block(1).raw);
+  all = _mm512_mask_broadcast_i32x4(all, 0x0F00, block(2).raw);
+  return VU32{_mm512_mask_broadcast_i32x4(all, 0xF000, block(3).raw)};
+#elif HWY_MAX_BYTES == 32
+  return hn::Combine(U32s(), block(1), block(0));
+#else
+  return block(0);
+#endif
+}
+
+// The same of columns [4 * quarter, 4 * quarter + 4).
+HWY_INLINE void TransposeQuarter(const std::byte* from, size_t stride, size_t quarter,
+                                 uint32_t* to) {
+  for (size_t output = 0; output < 16; output += kLanes) {
+    VU32 rows[4], columns[4];
+    for (size_t k = 0; k < 4; ++k) {
+      rows[k] = LoadBlocks(from + (output + k) * stride + 16 * quarter, stride);
+    }
+    TransposeBlocks(rows, columns);
+    for (size_t k = 0; k < 4; ++k) {
+      hn::Store(columns[k], U32s(), to + (4 * quarter + k) * 16 + output);
     }
   }
 }

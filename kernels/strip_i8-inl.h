@@ -163,12 +163,16 @@ HWY_INLINE VU32 Broadcast(const int8_t* four) {
 }
 
 // Runs [run, run + runs) of one panel for kRows rows and kStrips strips: sums as at the top.
-// `scales`: of those runs, `scale_step` floats apart.
-template <class Kind, size_t kRows, size_t kStrips>
+// `scales`: of those runs, `scale_step` floats apart. between(quarter): called before each quarter
+// of the panel's columns.
+struct Nothing {
+  void operator()(size_t) const {}
+};
+template <class Kind, size_t kRows, size_t kStrips, class Between = Nothing>
 HWY_INLINE void AddPanel(const uint32_t* const* panels, const float* const* scales,
                          size_t scale_step, const RowBlock<kRows, Kind::kPlanes>& rows,
                          size_t panel, size_t run, size_t runs, size_t run_columns,
-                         Vec16 (&sums)[kRows][kStrips]) {
+                         Vec16 (&sums)[kRows][kStrips], const Between& between = Between()) {
   const U32s d;
   const size_t columns = Kind::kRunColumns > 0 ? Kind::kRunColumns : run_columns;
   constexpr size_t kPlanes = Kind::kPlanes, kPlaneRows = kRows * kPlanes;
@@ -185,6 +189,7 @@ HWY_INLINE void AddPanel(const uint32_t* const* panels, const float* const* scal
     COLIBRI_UNROLL(8)
     for (size_t c = 0; c < columns; ++c) {
       const size_t column = k * columns + c;
+      if (column % 4 == 0) between(column / 4);
       VU32 low[kStrips][kParts], high[kStrips][kParts];
       for (size_t s = 0; s < kStrips; ++s) {
         for (size_t p = 0; p < kParts; ++p) {
