@@ -97,8 +97,8 @@ class CountingDelivery final : public Delivery {
  public:
   CountingDelivery(Engine& engine, ListSource& source) : engine_(engine), source_(source) {}
   void Deliver(Sequence& s, const Notice& notice) override {
-    tokens += notice.count;
     if (notice.final == 0) return;
+    tokens += notice.count;  // of the whole answer
     failed += s.error ? 1 : 0;
     if (++ended_ == source_.Count()) {
       first = CountsOf(engine_);
