@@ -206,8 +206,16 @@ TEST_CASE("pipeline --trace writes events that a trace viewer can read") {
   const Json& events = trace.is_array() ? trace : trace.at("traceEvents");
   REQUIRE(events.size() > 100);
   bool expert = false;
-  for (const Json& event : events) expert = expert || event.value("name", "") == "expert_ffn";
+  size_t begun = 0, ended = 0;
+  for (const Json& event : events) {
+    expert = expert || event.value("name", "") == "expert_ffn";
+    if (event.value("cat", "") != "read") continue;
+    begun += event.at("ph") == "b" ? 1 : 0;
+    ended += event.at("ph") == "e" ? 1 : 0;
+  }
   CHECK(expert);
+  CHECK(begun > 10);
+  CHECK(ended == begun);
 }
 
 TEST_CASE("pipeline refuses what colibri-run refuses, and prompts that do not fit") {
