@@ -37,6 +37,18 @@ constexpr float kInt4Deviation = 4.18F;
 // Correction bias -kSkew * ln(rank + 1): the busiest quarter of 256 experts gets about half of the
 // rows, as in traces of real models.
 constexpr float kSkew = 0.06F;
+// What a branch's last matrix makes of variance 1.
+constexpr float kBranch = 0.5F;
+// The residual stream's variance grows by about this in a layer.
+constexpr float kLayerVariance = 0.2F;
+// An embedding is kTopic times a vector its topic of kTopicTokens tokens shares plus kOwn times one
+// of its own.
+constexpr int64_t kTopicTokens = 32;
+constexpr float kTopic = 0.75F, kOwn = 0.66F;
+// The logit of a token's successor, and that of each jump as a share of it.
+constexpr float kPeak = 12.0F, kJump = 0.85F;
+
+constexpr float kNormalBound = 3.4642F;
 
 // SplitMix64: 8 bytes a step at about 2 GB/s, any seed good.
 class Random {
@@ -50,6 +62,7 @@ class Random {
   }
   float Uniform() { return static_cast<float>(Next() >> 40) * 0x1p-24F; }  // [0, 1)
   // The sum of four uniform 16-bit numbers: near enough to a normal distribution of variance 1.
+  // It stays within kNormalBound.
   float Normal() {
     const uint64_t bits = Next();
     const auto sum = static_cast<float>((bits & 0xffff) + (bits >> 16 & 0xffff) +
@@ -67,13 +80,27 @@ uint64_t SeedOf(uint64_t seed, const std::string& name) {
   return hash;
 }
 
-enum class Fill : uint8_t { kZeros, kOnes, kNormal, kScales, kSkewedBias, kInt8, kInt4 };
+enum class Fill : uint8_t {
+  kZeros,
+  kOnes,
+  kNormal,
+  kScales,
+  kScale,
+  kSkewedBias,
+  kInt8,
+  kInt4,
+  kEmbedding,
+  kSuccessors,
+  kPassThrough
+};
 
 struct Tensor {
   std::string name;
   Fill fill;
   std::vector<int64_t> shape;
-  float deviation = 0;  // kNormal: of the values; kScales: the mean scale
+  // kNormal: of the values; kScales: the mean scale; kScale: every scale
+  float deviation = 0;
+  int64_t cols = 0;  // the structured int8 matrices: kEmbedding and later
 
   bool IsF32() const { return fill < Fill::kInt8; }
   uint64_t Values() const {
@@ -119,6 +146,54 @@ class OutputFile {
   int fd_;
 };
 
+// The vocabulary of a synthetic model: a ring of tokens that model.md's router and drafts can be
+// measured with.
+class Vocabulary {
+ public:
+  Vocabulary(uint64_t seed, const ModelConfig& c)
+      : seed_(seed), tokens_(c.vocab), hidden_(static_cast<size_t>(c.hidden)), silent_(c.stop_ids) {
+    Random random(SeedOf(seed, "jumps"));
+    for (int64_t& jump : jumps_) {
+      jump = 2 + static_cast<int64_t>(random.Next() % static_cast<uint64_t>(tokens_));
+    }
+    const float depth = std::sqrt(1 + kLayerVariance * static_cast<float>(c.layers));
+    head_ = kPeak * depth / (kOwn * static_cast<float>(hidden_));
+  }
+
+  float EmbeddingScale() const { return (kTopic + kOwn) * kNormalBound / 127; }
+  float HeadScale() const {
+    return head_ * (1 + static_cast<float>(std::size(jumps_)) * kJump) * kNormalBound / 127;
+  }
+
+  void Embedding(int64_t token, std::vector<float>& row) const {
+    row.assign(hidden_, 0);
+    Add("topic", token / kTopicTokens, kTopic, row);
+    Add("token", token, kOwn, row);
+  }
+  void Head(int64_t token, std::vector<float>& row) const {
+    row.assign(hidden_, 0);
+    if (std::find(silent_.begin(), silent_.end(), token) != silent_.end()) return;
+    Add("token", Before(token, 1), head_, row);
+    for (const int64_t jump : jumps_) Add("token", Before(token, jump), head_ * kJump, row);
+  }
+
+ private:
+  int64_t Before(int64_t token, int64_t steps) const {
+    return ((token - steps) % tokens_ + tokens_) % tokens_;
+  }
+  void Add(const char* kind, int64_t index, float factor, std::vector<float>& row) const {
+    Random random(SeedOf(seed_ + static_cast<uint64_t>(index) * 0x9e3779b97f4a7c15U, kind));
+    for (float& value : row) value += factor * random.Normal();
+  }
+
+  uint64_t seed_;
+  int64_t tokens_;
+  size_t hidden_;
+  std::vector<int32_t> silent_;
+  int64_t jumps_[4] = {};
+  float head_ = 0;
+};
+
 // Nibbles 0 (the value -8, which quantisers never give) become 8 (the value 0).
 uint64_t WithoutMinusEight(uint64_t word) {
   uint64_t any = word | word >> 1;
@@ -140,6 +215,38 @@ void WriteBytes(const Tensor& tensor, uint64_t seed, std::vector<uint64_t>& chun
     }
     file.Write(chunk.data(), bytes);
     left -= bytes;
+  }
+}
+
+void WriteStructured(const Tensor& tensor, uint64_t seed, const Vocabulary& vocabulary,
+                     OutputFile& file) {
+  const auto cols = static_cast<size_t>(tensor.cols);
+  const int64_t rows = tensor.shape[0] / tensor.cols;
+  Random random(SeedOf(seed, tensor.name));
+  std::vector<float> values;
+  std::vector<int8_t> chunk;
+  for (int64_t r = 0; r < rows; ++r) {
+    const size_t at = chunk.size();
+    chunk.resize(at + cols);
+    if (tensor.fill == Fill::kPassThrough) {
+      uint64_t bits = 0;
+      for (size_t i = 0; i < cols; ++i) {
+        bits = i % 16 == 0 ? random.Next() : bits >> 4;
+        chunk[at + i] = static_cast<int8_t>((bits & 15) == 0 ? 1 : (bits & 15) == 1 ? -1 : 0);
+      }
+      chunk[at + static_cast<size_t>(r)] = 127;
+    } else {
+      const bool head = tensor.fill == Fill::kSuccessors;
+      head ? vocabulary.Head(r, values) : vocabulary.Embedding(r, values);
+      const float scale = head ? vocabulary.HeadScale() : vocabulary.EmbeddingScale();
+      for (size_t i = 0; i < cols; ++i) {
+        chunk[at + i] = static_cast<int8_t>(std::lrint(values[i] / scale));
+      }
+    }
+    if (chunk.size() >= kChunkBytes || r + 1 == rows) {
+      file.Write(chunk.data(), chunk.size());
+      chunk.clear();
+    }
   }
 }
 
@@ -169,6 +276,9 @@ void WriteFloats(const Tensor& tensor, uint64_t seed, OutputFile& file) {
         case Fill::kNormal:
           value = tensor.deviation * random.Normal();
           break;
+        case Fill::kScale:
+          value = tensor.deviation;
+          break;
         default:
           value = tensor.deviation * (0.8F + 0.4F * random.Uniform());
           break;
@@ -182,14 +292,23 @@ void WriteFloats(const Tensor& tensor, uint64_t seed, OutputFile& file) {
 // shard whenever there is enough.
 class Series {
  public:
-  Series(const SyntheticModel& model, std::string prefix, const ShardWritten& written)
-      : model_(model), prefix_(std::move(prefix)), written_(written), chunk_(kChunkBytes / 8) {}
+  Series(const SyntheticModel& model, const ModelConfig& config, std::string prefix,
+         const ShardWritten& written)
+      : model_(model),
+        vocabulary_(model.seed, config),
+        prefix_(std::move(prefix)),
+        written_(written),
+        chunk_(kChunkBytes / 8) {}
 
   void Matrix(int32_t layer, const std::string& name, int64_t rows, int64_t cols, PackedMatrix&) {
     const std::string full = layer < 0 ? name : LayerPrefix(layer) + name;
     const float deviation = Deviation(name, cols);
     if (name == "mlp.gate.weight") {
       tensors_.push_back({full, Fill::kNormal, {rows, cols}, deviation});
+    } else if (const auto [fill, scale] = Structure(name); scale > 0) {
+      tensors_.push_back({full, fill, {rows * cols}, 0, cols});
+      bytes_ += tensors_.back().Bytes();
+      tensors_.push_back({full + ".qs", Fill::kScale, {rows}, scale});
     } else {
       const WeightFormat format = FormatOf(layer, name);
       const bool int8 = format == WeightFormat::kInt8Row;
@@ -223,9 +342,18 @@ class Series {
   // Activations keep variance 1 through a matrix; branches that end in the residual stream stay
   // small beside it.
   static float Deviation(const std::string& name, int64_t cols) {
-    if (name == "model.embed_tokens.weight") return 1;
     const bool branch_end = name.ends_with("down_proj.weight") || name.ends_with("o_proj.weight");
-    return (branch_end ? 0.5F : 1.0F) / std::sqrt(static_cast<float>(cols));
+    return (branch_end ? kBranch : 1.0F) / std::sqrt(static_cast<float>(cols));
+  }
+
+  // The matrices that are more than noise, all int8 with one scale; a scale of 0 for the others.
+  std::pair<Fill, float> Structure(const std::string& name) const {
+    if (name == "model.embed_tokens.weight") {
+      return {Fill::kEmbedding, vocabulary_.EmbeddingScale()};
+    }
+    if (name == "lm_head.weight") return {Fill::kSuccessors, vocabulary_.HeadScale()};
+    if (name == "eh_proj.weight") return {Fill::kPassThrough, 1.0F / 127};
+    return {Fill::kInt8, 0.0F};
   }
 
   WeightFormat FormatOf(int32_t layer, const std::string& name) const {
@@ -261,7 +389,13 @@ class Series {
     file.Write(length, sizeof(length));
     file.Write(header.data(), header.size());
     for (const Tensor& t : tensors_) {
-      t.IsF32() ? WriteFloats(t, model_.seed, file) : WriteBytes(t, model_.seed, chunk_, file);
+      if (t.IsF32()) {
+        WriteFloats(t, model_.seed, file);
+      } else if (t.cols > 0) {
+        WriteStructured(t, model_.seed, vocabulary_, file);
+      } else {
+        WriteBytes(t, model_.seed, chunk_, file);
+      }
     }
     file.Close();
     const uint64_t bytes = 8 + header.size() + offset;
@@ -272,6 +406,7 @@ class Series {
   }
 
   const SyntheticModel& model_;
+  const Vocabulary vocabulary_;
   std::string prefix_;
   const ShardWritten& written_;
   std::vector<uint64_t> chunk_;
@@ -376,7 +511,7 @@ void PrepareDirectory(const std::string& directory) {
 
 uint64_t WriteMainLayers(const SyntheticModel& model, const ModelConfig& c, const std::string& out,
                          const ShardWritten& written) {
-  Series main(model, out + "/out", written);
+  Series main(model, c, out + "/out", written);
   PackedMatrix matrix;
   std::vector<float> vector;
   main.Matrix(-1, "model.embed_tokens.weight", c.vocab, c.hidden, matrix);
@@ -395,7 +530,7 @@ uint64_t WriteMainLayers(const SyntheticModel& model, const ModelConfig& c, cons
 
 uint64_t WriteMtpLayer(const SyntheticModel& model, const ModelConfig& c, const std::string& out,
                        const ShardWritten& written) {
-  Series mtp(model, out + "/out-mtp", written);
+  Series mtp(model, c, out + "/out-mtp", written);
   LayerWeights weights;
   if (model.indexer) weights.indexer.emplace();
   MtpWeights extra;
@@ -410,7 +545,7 @@ uint64_t WriteMtpLayer(const SyntheticModel& model, const ModelConfig& c, const 
 
 uint64_t WriteIndexers(const SyntheticModel& model, const ModelConfig& c, const std::string& out,
                        const ShardWritten& written) {
-  Series indexers(model, out + "/out-idx", written);
+  Series indexers(model, c, out + "/out-idx", written);
   for (int32_t layer = 0; layer < c.layers; ++layer) {
     IndexerWeights weights;
     if (c.FullIndexer(layer)) VisitIndexer(c, layer, weights, indexers);
