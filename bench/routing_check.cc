@@ -2,8 +2,6 @@
 // chose and what the next layer's would choose.
 #include "bench/routing_check.h"
 
-#include <oneapi/tbb/task_arena.h>
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -155,7 +153,7 @@ double HotQuarter(const Model& model, Counter* counter, const RoutingCheckOption
 
 RoutingFigures MeasureRouting(const Model& model, const RoutingCheckOptions& options) {
   const ModelConfig& c = model.Config();
-  TbbParallel parallel(tbb::this_task_arena::max_concurrency());
+  TbbParallel parallel(ThreadsOfMachine());
   const int32_t context = kPromptTokens + options.steps + 1;
   KvStore kv(KvShapeOf(model, kDefaultPageTokens, KvType::kBF16),
              options.sequences * ((context + kDefaultPageTokens - 1) / kDefaultPageTokens));

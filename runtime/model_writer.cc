@@ -37,17 +37,22 @@ constexpr float kInt4Deviation = 4.18F;
 // Correction bias -kSkew * ln(rank + 1): the busiest quarter of 256 experts gets about half of the
 // rows, as in traces of real models.
 constexpr float kSkew = 0.06F;
-// What a branch's last matrix makes of variance 1.
-constexpr float kBranch = 0.5F;
+// What a branch's last matrix makes of variance 1, and so how much of the residual stream a layer
+// replaces: with 0.42 three quarters of the next layer's experts are foreseen.
+constexpr float kBranch = 0.42F;
 // The residual stream's variance grows by about this in a layer.
-constexpr float kLayerVariance = 0.2F;
-// An embedding is kTopic times a vector its topic of kTopicTokens tokens shares plus kOwn times one
-// of its own.
+constexpr float kLayerVariance = 0.15F;
+// An embedding is kTopic times a vector that the kTopicTokens tokens of its topic share plus kOwn
+// times one of its own, of variance 1 together: what neighbours share, their experts share.
 constexpr int64_t kTopicTokens = 32;
-constexpr float kTopic = 0.75F, kOwn = 0.66F;
-// The logit of a token's successor, and that of each jump as a share of it.
-constexpr float kPeak = 12.0F, kJump = 0.85F;
-
+constexpr float kTopic = 0.85F, kOwn = 0.53F;
+// The logit of a token's successor, and that of each jump as a share of it. Vectors that should be
+// orthogonal are so up to 1 / sqrt(hidden), and what stands out of that noise must be higher and
+// farther apart where it is louder. Found by trial with hidden sizes of 512 and 6144.
+float Peak(int32_t hidden) { return 7.0F + 382.0F / std::sqrt(static_cast<float>(hidden)); }
+float JumpShare(int32_t hidden) {
+  return std::max(0.0F, 0.859F - 3.2F / std::sqrt(static_cast<float>(hidden)));
+}
 constexpr float kNormalBound = 3.4642F;
 
 // SplitMix64: 8 bytes a step at about 2 GB/s, any seed good.
@@ -146,23 +151,27 @@ class OutputFile {
   int fd_;
 };
 
-// The vocabulary of a synthetic model: a ring of tokens that model.md's router and drafts can be
-// measured with.
+// The embedding and the head of a synthetic model: a ring of tokens, of which each is mostly
+// followed by the next one and else by one of four jumps, all fixed distances. Neighbours share a
+// topic, hence experts; the MTP layer sees the same embedding, hence drafts the same successor.
+// Tokens that end a line follow none.
 class Vocabulary {
  public:
   Vocabulary(uint64_t seed, const ModelConfig& c)
       : seed_(seed), tokens_(c.vocab), hidden_(static_cast<size_t>(c.hidden)), silent_(c.stop_ids) {
     Random random(SeedOf(seed, "jumps"));
-    for (int64_t& jump : jumps_) {
-      jump = 2 + static_cast<int64_t>(random.Next() % static_cast<uint64_t>(tokens_));
+    for (size_t i = 2; i < std::size(jumps_); ++i) {
+      jumps_[i] = static_cast<int64_t>(random.Next() % static_cast<uint64_t>(tokens_));
     }
     const float depth = std::sqrt(1 + kLayerVariance * static_cast<float>(c.layers));
-    head_ = kPeak * depth / (kOwn * static_cast<float>(hidden_));
+    head_ = Peak(c.hidden) * depth / (kOwn * static_cast<float>(hidden_));
+    jump_ = head_ * JumpShare(c.hidden);
   }
 
+  // Of every row's int8 values: normal numbers here are bounded.
   float EmbeddingScale() const { return (kTopic + kOwn) * kNormalBound / 127; }
   float HeadScale() const {
-    return head_ * (1 + static_cast<float>(std::size(jumps_)) * kJump) * kNormalBound / 127;
+    return (head_ + static_cast<float>(std::size(jumps_)) * jump_) * kNormalBound / 127;
   }
 
   void Embedding(int64_t token, std::vector<float>& row) const {
@@ -174,7 +183,7 @@ class Vocabulary {
     row.assign(hidden_, 0);
     if (std::find(silent_.begin(), silent_.end(), token) != silent_.end()) return;
     Add("token", Before(token, 1), head_, row);
-    for (const int64_t jump : jumps_) Add("token", Before(token, jump), head_ * kJump, row);
+    for (const int64_t jump : jumps_) Add("token", Before(token, jump), jump_, row);
   }
 
  private:
@@ -190,8 +199,9 @@ class Vocabulary {
   int64_t tokens_;
   size_t hidden_;
   std::vector<int32_t> silent_;
-  int64_t jumps_[4] = {};
-  float head_ = 0;
+  // Two stay in the topic mostly, two lead anywhere: so lines that began alike part.
+  int64_t jumps_[4] = {2, 3, 0, 0};
+  float head_ = 0, jump_ = 0;
 };
 
 // Nibbles 0 (the value -8, which quantisers never give) become 8 (the value 0).
@@ -218,11 +228,13 @@ void WriteBytes(const Tensor& tensor, uint64_t seed, std::vector<uint64_t>& chun
   }
 }
 
+// int8 row by row: the embedding, the head, or an eh_proj that hands the embedding's half on with
+// a little noise.
 void WriteStructured(const Tensor& tensor, uint64_t seed, const Vocabulary& vocabulary,
                      OutputFile& file) {
   const auto cols = static_cast<size_t>(tensor.cols);
   const int64_t rows = tensor.shape[0] / tensor.cols;
-  Random random(SeedOf(seed, tensor.name));
+  Random random(SeedOf(seed, tensor.name));  // kPassThrough
   std::vector<float> values;
   std::vector<int8_t> chunk;
   for (int64_t r = 0; r < rows; ++r) {
