@@ -127,7 +127,8 @@ void AddMakeModelFlags(CLI::App* sub, MakeModelOptions* make, std::string* exper
   // Parsed before the others are stored, which therefore override it wherever it stands.
   sub->add_option_function<std::string>(
          "--preset", [make](const std::string& name) { make->model = PresetModel(name); },
-         "Dimensions of tiny (tens of MB), mid (real shapes, 22 GB) or thin (real attention, narrow "
+         "Dimensions of tiny (tens of MB), mid (real shapes, 22 GB) or thin (real attention, "
+         "narrow "
          "experts); other flags override")
       ->check(CLI::IsMember({"tiny", "mid", "thin"}))
       ->trigger_on_parse();

@@ -22,8 +22,8 @@ SyntheticModel PresetModel(const std::string& name);
 // "int4-g64", "int4-row" or "int8" (also "int8-row"). Throws UsageError for other names.
 WeightFormat ParseSyntheticFormat(const std::string& name);
 
-// Writes the model, prints a line a shard and what the routing reaches; returns the exit code 0. Throws UsageError, IoError,
-// ModelError (the tokenizer's directory).
+// Writes the model, prints a line a shard and what the routing reaches; returns the exit code 0.
+// Throws UsageError, IoError, ModelError (the tokenizer's directory).
 int RunMakeModel(const MakeModelOptions& options);
 
 }  // namespace colibri

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "graph/engine.h"
 #include "graph/tbb_parallel.h"
 #include "kernels/kernels.h"
 #include "runtime/reference.h"
@@ -102,7 +103,10 @@ class Counter final : public StageHook {
 class Draws final : public LogitsSink {
  public:
   Draws(size_t rows, size_t vocab, int32_t layers, float temperature)
-      : chances(rows, std::vector<double>(vocab)), best_draft(rows), layers_(layers), t_(temperature) {}
+      : chances(rows, std::vector<double>(vocab)),
+        best_draft(rows),
+        layers_(layers),
+        t_(temperature) {}
 
   void Row(Frame& frame, size_t row, std::span<float> logits) override {
     const auto top = std::max_element(logits.begin(), logits.end());
@@ -149,17 +153,47 @@ double HotQuarter(const Model& model, Counter* counter, const RoutingCheckOption
   return share.Value();
 }
 
+// One frame of the sequences' tokens from position `first` on.
+void Fill(Frame* frame, const std::vector<std::vector<int32_t>>& tokens,
+          const std::vector<KvPages>& pages, int32_t first) {
+  const int32_t rows = static_cast<int32_t>(tokens[0].size()) - first;
+  frame->rows.clear();
+  frame->sequences.assign(pages.size(), {});
+  for (size_t s = 0; s < pages.size(); ++s) {
+    frame->sequences[s].pages = &pages[s];
+    frame->sequences[s].first_row = static_cast<int32_t>(s) * rows;
+    frame->sequences[s].rows = rows;
+    for (int32_t i = 0; i < rows; ++i) {
+      FrameRow row;
+      row.sequence = static_cast<int32_t>(s);
+      row.position = first + i;
+      row.token = tokens[s][S(first + i)];
+      row.wants_logits = i + 1 == rows;
+      frame->rows.push_back(row);
+    }
+  }
+}
+
+int32_t Draw(const std::vector<double>& chances, std::mt19937_64* random) {
+  double left = static_cast<double>((*random)() >> 11) * 0x1p-53;
+  size_t token = 0;
+  while (token + 1 < chances.size() && left >= chances[token]) left -= chances[token++];
+  return static_cast<int32_t>(token);
+}
+
 }  // namespace
 
 RoutingFigures MeasureRouting(const Model& model, const RoutingCheckOptions& options) {
   const ModelConfig& c = model.Config();
-  TbbParallel parallel(ThreadsOfMachine());
-  const int32_t context = kPromptTokens + options.steps + 1;
+  const int32_t threads = ThreadsOfMachine();
+  oneapi::tbb::task_arena arena(threads);
+  TbbParallel parallel(threads);
+  const int32_t context = kPromptTokens + options.steps;
   KvStore kv(KvShapeOf(model, kDefaultPageTokens, KvType::kBF16),
              options.sequences * ((context + kDefaultPageTokens - 1) / kDefaultPageTokens));
   Counter counter(model);
   ReferenceEngine engine(model, kv, &counter, &parallel);
-  Frame frame(model, {options.sequences * kPromptTokens, context, parallel.Threads()});
+  Frame frame(model, {options.sequences * kPromptTokens, context, threads});
   Draws draws(S(options.sequences), S(c.vocab), c.layers, options.temperature);
   std::mt19937_64 random(options.seed);
   std::vector<KvPages> pages(S(options.sequences));
@@ -171,41 +205,20 @@ RoutingFigures MeasureRouting(const Model& model, const RoutingCheckOptions& opt
     }
   }
   double accepted = 0;
-  int32_t first = 0;  // position of a sequence's first row of the frame
+  int32_t first = 0;
   for (int32_t step = 0; step < options.steps; ++step) {
-    const int32_t rows = static_cast<int32_t>(tokens[0].size()) - first;
-    frame.rows.clear();
-    frame.sequences.assign(pages.size(), {});
+    Fill(&frame, tokens, pages, first);
+    counter.counting = step > 0;
+    arena.execute([&] { engine.Run(frame, draws); });
     for (size_t s = 0; s < pages.size(); ++s) {
-      frame.sequences[s].pages = &pages[s];
-      frame.sequences[s].first_row = static_cast<int32_t>(s) * rows;
-      frame.sequences[s].rows = rows;
-      for (int32_t i = 0; i < rows; ++i) {
-        FrameRow row;
-        row.sequence = static_cast<int32_t>(s);
-        row.position = first + i;
-        row.token = tokens[s][S(first + i)];
-        row.wants_logits = i + 1 == rows;
-        frame.rows.push_back(row);
-      }
-    }
-    counter.counting = rows == 1;
-    engine.Run(frame, draws);
-    // The draft made in the step before was for the token that is drawn now.
-    for (size_t s = 0; s < pages.size(); ++s) {
+      // The draft of the step before was for the token that is drawn now.
       if (step > 0 && model.HasMtp()) accepted += draws.chances[s][S(draws.best_draft[s])];
-      double left = std::uniform_real_distribution<double>()(random);
-      size_t token = 0;
-      while (token + 1 < draws.chances[s].size() && left >= draws.chances[s][token]) {
-        left -= draws.chances[s][token++];
-      }
-      tokens[s].push_back(static_cast<int32_t>(token));
+      tokens[s].push_back(Draw(draws.chances[s], &random));
     }
-    if (model.HasMtp()) {
-      for (FrameRow& row : frame.rows) row.token = tokens[S(row.sequence)][S(row.position + 1)];
-      engine.RunMtp(frame, draws);
-    }
-    first += rows;
+    first = static_cast<int32_t>(tokens[0].size()) - 1;
+    if (!model.HasMtp()) continue;
+    for (FrameRow& row : frame.rows) row.token = tokens[S(row.sequence)][S(row.position + 1)];
+    arena.execute([&] { engine.RunMtp(frame, draws); });
   }
   RoutingFigures figures;
   figures.recall = counter.recall.Value();

@@ -10,19 +10,19 @@ namespace colibri {
 
 struct RoutingCheckOptions {
   int32_t sequences = 4;
-  int32_t steps = 48;          // tokens drawn in each
-  float temperature = 0.8F;    // of the draws, as in `colibri-bench pipeline`
+  int32_t steps = 48;             // tokens drawn in each
+  float temperature = 0.8F;       // of the draws, as in `colibri-bench pipeline`
   int32_t quarter_tokens = 1024;  // token ids whose embeddings the routers choose for
   uint64_t seed = 1;
 };
 
 // Shares from 0 to 1.
 struct RoutingFigures {
-  double recall = 0;      // of a layer's experts by its router on the state one layer before
-  double overlap = 0;     // of a token's experts with its predecessor's, same layer
-  double hot_quarter = 0; // of all choices that go to a layer's quarter of most chosen experts
-  double accepted = 0;    // chance that a greedy draft of depth 1 is the token then drawn
-  bool mtp = false;       // `accepted` was measured
+  double recall = 0;       // of a layer's experts by its router on the state one layer before
+  double overlap = 0;      // of a token's experts with its predecessor's, same layer
+  double hot_quarter = 0;  // of all choices that go to a layer's quarter of most chosen experts
+  double accepted = 0;     // chance that a greedy draft of depth 1 is the token then drawn
+  bool mtp = false;        // `accepted` was measured
 };
 
 // What real routers were seen to do, and what the presets are made for.

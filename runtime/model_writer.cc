@@ -21,6 +21,7 @@
 #include "io/error.h"
 #include "io/strict_json.h"
 #include "runtime/config.h"
+#include "runtime/synthetic_vocabulary.h"
 #include "runtime/weights_visit.h"
 
 namespace colibri {
@@ -40,57 +41,10 @@ constexpr float kSkew = 0.06F;
 // What a branch's last matrix makes of variance 1, and so how much of the residual stream a layer
 // replaces: with 0.42 three quarters of the next layer's experts are foreseen.
 constexpr float kBranch = 0.42F;
-// The residual stream's variance grows by about this in a layer.
-constexpr float kLayerVariance = 0.15F;
-// An embedding is kTopic times a vector that the kTopicTokens tokens of its topic share plus kOwn
-// times one of its own, of variance 1 together: what neighbours share, their experts share.
-constexpr int64_t kTopicTokens = 32;
-constexpr float kTopic = 0.85F, kOwn = 0.53F;
-// The logit of a token's successor, and that of each jump as a share of it. Vectors that should be
-// orthogonal are so up to 1 / sqrt(hidden), and what stands out of that noise must be higher and
-// farther apart where it is louder. Found by trial with hidden sizes of 512 and 6144.
-float Peak(int32_t hidden) { return 7.0F + 382.0F / std::sqrt(static_cast<float>(hidden)); }
-float JumpShare(int32_t hidden) {
-  return std::max(0.0F, 0.859F - 3.2F / std::sqrt(static_cast<float>(hidden)));
-}
-constexpr float kNormalBound = 3.4642F;
-
-// SplitMix64: 8 bytes a step at about 2 GB/s, any seed good.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t Next() {
-    uint64_t z = state_ += 0x9e3779b97f4a7c15U;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9U;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebU;
-    return z ^ z >> 31;
-  }
-  float Uniform() { return static_cast<float>(Next() >> 40) * 0x1p-24F; }  // [0, 1)
-  // The sum of four uniform 16-bit numbers: near enough to a normal distribution of variance 1.
-  // It stays within kNormalBound.
-  float Normal() {
-    const uint64_t bits = Next();
-    const auto sum = static_cast<float>((bits & 0xffff) + (bits >> 16 & 0xffff) +
-                                        (bits >> 32 & 0xffff) + (bits >> 48));
-    return (sum * 0x1p-16F - 2.0F) * std::sqrt(3.0F);
-  }
-
- private:
-  uint64_t state_;
-};
-
-uint64_t SeedOf(uint64_t seed, const std::string& name) {
-  uint64_t hash = 0xcbf29ce484222325U ^ seed * 0x9e3779b97f4a7c15U;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
-  return hash;
-}
-
 enum class Fill : uint8_t {
-  kZeros,
-  kOnes,
+  kConstant,
   kNormal,
   kScales,
-  kScale,
   kSkewedBias,
   kInt8,
   kInt4,
@@ -103,8 +57,7 @@ struct Tensor {
   std::string name;
   Fill fill;
   std::vector<int64_t> shape;
-  // kNormal: of the values; kScales: the mean scale; kScale: every scale
-  float deviation = 0;
+  float level = 0;   // kConstant: the values; kNormal: their deviation; kScales: the mean
   int64_t cols = 0;  // the structured int8 matrices: kEmbedding and later
 
   bool IsF32() const { return fill < Fill::kInt8; }
@@ -149,59 +102,6 @@ class OutputFile {
   }
   std::string path_;
   int fd_;
-};
-
-// The embedding and the head of a synthetic model: a ring of tokens, of which each is mostly
-// followed by the next one and else by one of four jumps, all fixed distances. Neighbours share a
-// topic, hence experts; the MTP layer sees the same embedding, hence drafts the same successor.
-// Tokens that end a line follow none.
-class Vocabulary {
- public:
-  Vocabulary(uint64_t seed, const ModelConfig& c)
-      : seed_(seed), tokens_(c.vocab), hidden_(static_cast<size_t>(c.hidden)), silent_(c.stop_ids) {
-    Random random(SeedOf(seed, "jumps"));
-    for (size_t i = 2; i < std::size(jumps_); ++i) {
-      jumps_[i] = static_cast<int64_t>(random.Next() % static_cast<uint64_t>(tokens_));
-    }
-    const float depth = std::sqrt(1 + kLayerVariance * static_cast<float>(c.layers));
-    head_ = Peak(c.hidden) * depth / (kOwn * static_cast<float>(hidden_));
-    jump_ = head_ * JumpShare(c.hidden);
-  }
-
-  // Of every row's int8 values: normal numbers here are bounded.
-  float EmbeddingScale() const { return (kTopic + kOwn) * kNormalBound / 127; }
-  float HeadScale() const {
-    return (head_ + static_cast<float>(std::size(jumps_)) * jump_) * kNormalBound / 127;
-  }
-
-  void Embedding(int64_t token, std::vector<float>& row) const {
-    row.assign(hidden_, 0);
-    Add("topic", token / kTopicTokens, kTopic, row);
-    Add("token", token, kOwn, row);
-  }
-  void Head(int64_t token, std::vector<float>& row) const {
-    row.assign(hidden_, 0);
-    if (std::find(silent_.begin(), silent_.end(), token) != silent_.end()) return;
-    Add("token", Before(token, 1), head_, row);
-    for (const int64_t jump : jumps_) Add("token", Before(token, jump), jump_, row);
-  }
-
- private:
-  int64_t Before(int64_t token, int64_t steps) const {
-    return ((token - steps) % tokens_ + tokens_) % tokens_;
-  }
-  void Add(const char* kind, int64_t index, float factor, std::vector<float>& row) const {
-    Random random(SeedOf(seed_ + static_cast<uint64_t>(index) * 0x9e3779b97f4a7c15U, kind));
-    for (float& value : row) value += factor * random.Normal();
-  }
-
-  uint64_t seed_;
-  int64_t tokens_;
-  size_t hidden_;
-  std::vector<int32_t> silent_;
-  // Two stay in the topic mostly, two lead anywhere: so lines that began alike part.
-  int64_t jumps_[4] = {2, 3, 0, 0};
-  float head_ = 0, jump_ = 0;
 };
 
 // Nibbles 0 (the value -8, which quantisers never give) become 8 (the value 0).
@@ -279,20 +179,14 @@ void WriteFloats(const Tensor& tensor, uint64_t seed, OutputFile& file) {
     chunk.resize(static_cast<size_t>(std::min<uint64_t>(left, kChunkBytes / sizeof(float))));
     for (float& value : chunk) {
       switch (tensor.fill) {
-        case Fill::kZeros:
-          value = 0;
-          break;
-        case Fill::kOnes:
-          value = 1;
+        case Fill::kConstant:
+          value = tensor.level;
           break;
         case Fill::kNormal:
-          value = tensor.deviation * random.Normal();
-          break;
-        case Fill::kScale:
-          value = tensor.deviation;
+          value = tensor.level * random.Normal();
           break;
         default:
-          value = tensor.deviation * (0.8F + 0.4F * random.Uniform());
+          value = tensor.level * (0.8F + 0.4F * random.Uniform());
           break;
       }
     }
@@ -320,7 +214,7 @@ class Series {
     } else if (const auto [fill, scale] = Structure(name); scale > 0) {
       tensors_.push_back({full, fill, {rows * cols}, 0, cols});
       bytes_ += tensors_.back().Bytes();
-      tensors_.push_back({full + ".qs", Fill::kScale, {rows}, scale});
+      tensors_.push_back({full + ".qs", Fill::kConstant, {rows}, scale});
     } else {
       const WeightFormat format = FormatOf(layer, name);
       const bool int8 = format == WeightFormat::kInt8Row;
@@ -337,10 +231,11 @@ class Series {
   }
 
   void Vector(int32_t layer, const std::string& name, int64_t size, std::vector<float>&) {
-    const Fill fill = name == "mlp.gate.e_score_correction_bias" ? Fill::kSkewedBias
-                      : name.ends_with(".bias")                  ? Fill::kZeros
-                                                                 : Fill::kOnes;
-    tensors_.push_back({layer < 0 ? name : LayerPrefix(layer) + name, fill, {size}});
+    const bool skewed = name == "mlp.gate.e_score_correction_bias";
+    tensors_.push_back({layer < 0 ? name : LayerPrefix(layer) + name,
+                        skewed ? Fill::kSkewedBias : Fill::kConstant,
+                        {size},
+                        name.ends_with(".bias") ? 0.0F : 1.0F});
     Added();
   }
 
