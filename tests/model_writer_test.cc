@@ -130,7 +130,7 @@ TEST_CASE("the head's rows of end tokens are zeros, so that no line of a measure
   WriteSyntheticModel(m, dir.Path("model"));
   const std::string head = TensorBytes(Container({dir.Path("model")}), "lm_head.weight");
   const auto row = [&](size_t token) { return head.substr(token * 128, 128); };
-  for (const size_t token : {4060, 4067, 4069}) CHECK(row(token) == std::string(128, '\0'));
+  for (const size_t token : {4060U, 4067U, 4069U}) CHECK(row(token) == std::string(128, '\0'));
   CHECK(row(4061) != std::string(128, '\0'));
 }
 
@@ -150,7 +150,7 @@ TEST_CASE("the head likes a token's successor best, and what eh_proj hands on is
     }
     return sum;
   };
-  for (const size_t token : {0, 77, 2000, 4095}) {
+  for (const size_t token : {0U, 77U, 2000U, 4095U}) {
     const int64_t successor = dot(token, (token + 1) % 4096);
     int better = 0;
     for (size_t next = 0; next < 4096; ++next) better += dot(token, next) > successor ? 1 : 0;
