@@ -10,6 +10,7 @@
 #include "apps/flags.h"
 #include "apps/run.h"
 #include "bench/fixture.h"
+#include "bench/io_bench.h"
 #include "bench/kernels_bench.h"
 #include "bench/make_model.h"
 #include "bench/pipeline.h"
@@ -195,6 +196,37 @@ void AddKernelsFlags(CLI::App* sub, KernelsOptions* o, int* code) {
   sub->callback([o, code] { *code = RunKernels(*o); });
 }
 
+void AddIoFlags(CLI::App* sub, IoBenchOptions* o, int* code) {
+  const auto list = [sub](const char* flag, auto* values, const char* help) {
+    return sub->add_option(flag, *values, help)->delimiter(',')->capture_default_str();
+  };
+  CLI::Option* model = sub->add_option("-m,--model", o->model, "Model folder; again for further");
+  CLI::Option* file = sub->add_option("--file", o->file, "Any file instead of a model's experts");
+  file->excludes(model);
+  sub->add_option("--piece", o->piece, "Bytes of the file that are read as one expert")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30));
+  list("--depth", &o->depths, "Segments in flight")->check(CLI::Range(1, 1024));
+  list("--backend", &o->backends, "uring, pread")->check(CLI::IsMember({"uring", "pread"}));
+  list("--reads", &o->reads, "direct, buffered")->check(CLI::IsMember({"direct", "buffered"}));
+  list("--order", &o->orders, "file, random")->check(CLI::IsMember({"file", "random"}));
+  sub->add_option("--bytes", o->bytes, "Read for each figure, over all repetitions")
+      ->transform(CLI::AsSizeValue(false));
+  sub->add_option("--repetitions", o->repetitions, "The medians are of so many")
+      ->check(CLI::Range(1, 1000));
+  const auto format = [sub, o](const char* flag, TableFormat value, const char* text) {
+    sub->add_flag_callback(
+        flag, [o, value] { o->format = value; }, text);
+  };
+  format("--json", TableFormat::kJson, "Print JSON");
+  format("--csv", TableFormat::kCsv, "Print CSV");
+  format("--markdown", TableFormat::kMarkdown, "Print a Markdown table");
+  sub->callback([o, code] {
+    if (o->model.empty() && o->file.empty()) throw UsageError("io: -m or --file is needed");
+    *code = RunIoBench(*o);
+  });
+}
+
 int Run(int argc, char** argv) {
   CLI::App app("Measures and checks colibri.", "colibri-bench");
   app.require_subcommand(1);
@@ -281,6 +313,11 @@ int Run(int argc, char** argv) {
                                      "Products and attention beside plain loops of "
                                      "reads and arithmetic in the same run"),
                   &kernels, &code);
+
+  IoBenchOptions io;
+  AddIoFlags(
+      app.add_subcommand("io", "The drive, read as the engine reads it, beside a plain loop"), &io,
+      &code);
 
   MakeModelOptions make;
   std::string expert_format = "int4-g64", dense_format = "int4-g64";
