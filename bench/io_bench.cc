@@ -297,7 +297,7 @@ void RunCase(const Source& source, const SlotPool& slots, Order& order, uint64_t
     c->cpu.push_back(run.cpu_per_gb);
   };
   if (c->backend == "plain loop") {
-    keep(RawRun(files, slots, order.Next(source, bytes)));
+    keep(RawRun(files, slots, order.Next(source, bytes / 2)));
     return;
   }
   ReaderOptions options;
