@@ -220,6 +220,8 @@ class ReaderRun {
     std::vector<uint32_t> slot_of(objects.size());
     size_t next = 0, ended = 0, since_demand = 0, demanded = objects.size();
     double demanded_at = 0;
+    // Guesses under way; a short run keeps some objects to be demanded.
+    const size_t window = std::max<size_t>(1, std::min(free.size() - 1, objects.size() / 3));
     const auto submit = [&](ReadClass read_class) {
       slot_of[next] = free.back();
       free.pop_back();
@@ -235,7 +237,8 @@ class ReaderRun {
         demanded_at = Seconds(CLOCK_MONOTONIC);
         submit(ReadClass::kDemand);
       }
-      while (!free.empty() && next < objects.size()) {
+      while (!free.empty() && next < objects.size() &&
+             (demand_every == 0 || next - ended < window)) {
         submit(demand_every > 0 ? ReadClass::kPrefetch : ReadClass::kDemand);
       }
       for (const Done& done : Take()) {
