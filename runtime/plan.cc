@@ -6,6 +6,7 @@
 #include <cmath>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <sstream>
 
 #include "io/error.h"
@@ -43,52 +44,64 @@ std::optional<uint64_t> ReadKilobytes(const std::string& path, const std::string
   return std::nullopt;
 }
 
-uint64_t ReadStat(const std::string& path, const std::string& name) {
+std::map<std::string, uint64_t> ReadStats(const std::string& path) {
   std::ifstream file(path);
+  std::map<std::string, uint64_t> stats;
   std::string key;
-  uint64_t value = 0;
-  while (file >> key >> value) {
-    if (key == name) return value;
-  }
-  return 0;
+  for (uint64_t value = 0; file >> key >> value;) stats[key] = value;
+  return stats;
 }
 
-// The tightest limit of the process's cgroups, less what is in use and cannot be reclaimed.
+// What the cgroup in `folder` leaves: its limit less what is in use, page cache apart, which gives
+// way to whoever asks for memory. nullopt: no limit.
+std::optional<uint64_t> FolderRoom(const std::string& folder, bool v2) {
+  const std::map<std::string, uint64_t> stats = ReadStats(folder + "memory.stat");
+  const auto stat = [&stats](const std::string& name) {
+    const auto found = stats.find(name);
+    return found == stats.end() ? 0 : found->second;
+  };
+  uint64_t limit = UINT64_MAX;
+  if (v2) {
+    // Beyond memory.high nothing is killed, but every allocation is held up.
+    for (const char* name : {"memory.max", "memory.high"}) {
+      limit = std::min(limit, ReadNumber(folder + name).value_or(UINT64_MAX));
+    }
+  } else {
+    limit = ReadNumber(folder + "memory.limit_in_bytes").value_or(UINT64_MAX);
+    // Of its ancestors too, which a container may not see.
+    const uint64_t all = stat("hierarchical_memory_limit");
+    if (all > 0) limit = std::min(limit, all);
+  }
+  if (limit >= uint64_t{1} << 60) return std::nullopt;
+  const uint64_t usage =
+      ReadNumber(folder + (v2 ? "memory.current" : "memory.usage_in_bytes")).value_or(0);
+  const uint64_t cache = v2 ? stat("inactive_file") + stat("active_file")
+                            : stat("total_inactive_file") + stat("total_active_file");
+  const uint64_t used = usage - std::min(usage, cache);
+  return limit - std::min(limit, used);
+}
+
+// The least that the process's cgroups and their parents leave.
 std::optional<uint64_t> CgroupRoom(const std::string& root) {
   std::ifstream file(root + "/proc/self/cgroup");
-  std::optional<uint64_t> room;
-  const auto consider = [&](const std::string& limit_file, const std::string& usage_file,
-                            const std::string& stat_file, const std::string& reclaimable) {
-    const auto limit = ReadNumber(limit_file);
-    if (!limit || *limit >= uint64_t{1} << 60) return;
-    const uint64_t usage = ReadNumber(usage_file).value_or(0);
-    const uint64_t cache = std::min(usage, ReadStat(stat_file, reclaimable));
-    const uint64_t used = usage - cache;
-    const uint64_t left = *limit > used ? *limit - used : 0;
-    if (!room || left < *room) room = left;
-  };
+  std::optional<uint64_t> least;
   std::string line;
   while (std::getline(file, line)) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    std::string path = line.substr(second + 1);
-    const bool v2 = controllers.empty();
-    if (!v2 && controllers.find("memory") == std::string::npos) continue;
+    const std::string controllers = line.substr(first, second - first) + ",";
+    const bool v2 = controllers == ":,";
+    if (!v2 && controllers.find("memory,") == std::string::npos) continue;
     const std::string mount = root + (v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
-    for (;;) {  // a parent's limit binds too; inside a container the path may not exist below mount
-      const std::string dir = mount + (path == "/" ? "" : path) + "/";
-      if (v2) {
-        consider(dir + "memory.max", dir + "memory.current", dir + "memory.stat", "inactive_file");
-      } else {
-        consider(dir + "memory.limit_in_bytes", dir + "memory.usage_in_bytes", dir + "memory.stat",
-                 "total_inactive_file");
-      }
-      if (path.empty() || path == "/") break;
-      path = path.substr(0, path.rfind('/'));
+    // A parent's limit binds too; inside a container the path may not exist below the mount.
+    for (std::string path = line.substr(second + 1);; path = path.substr(0, path.rfind('/'))) {
+      if (path == "/") path.clear();
+      const auto room = FolderRoom(mount + path + "/", v2);
+      if (room && (!least || *room < *least)) least = room;
+      if (path.empty() || path.find('/') == std::string::npos) break;
     }
   }
-  return room;
+  return least;
 }
 
 uint64_t N(int32_t v) { return static_cast<uint64_t>(v); }

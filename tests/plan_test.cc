@@ -94,7 +94,8 @@ TEST_CASE("a cgroup v2 limit binds, less what is in use and cannot be reclaimed"
   machine.Write("sys/fs/cgroup/user/job/memory.max", std::to_string(8'000 * kMiB) + "\n");
   machine.Write("sys/fs/cgroup/user/job/memory.current", std::to_string(3'000 * kMiB) + "\n");
   machine.Write("sys/fs/cgroup/user/job/memory.stat",
-                "anon 1\ninactive_file " + std::to_string(2'500 * kMiB) + "\nactive_file 7\n");
+                "anon 1\ninactive_file " + std::to_string(1'500 * kMiB) + "\nactive_file " +
+                    std::to_string(1'000 * kMiB) + "\n");
   CHECK(machine.Budget().bytes == 7'500 * kMiB);
   CHECK(machine.Budget().source == "cgroup limit");
 }
@@ -106,6 +107,46 @@ TEST_CASE("a parent cgroup's limit binds as well, and max is none") {
   CHECK(machine.Budget().source == "memory available");
   machine.Write("sys/fs/cgroup/user/memory.max", std::to_string(6'000 * kMiB) + "\n");
   CHECK(machine.Budget().bytes == 6'000 * kMiB);
+}
+
+TEST_CASE("of nested cgroups the one that leaves the least binds, by what all in it use") {
+  const FakeMachine machine(20'000);
+  machine.Write("proc/self/cgroup", "0::/a/b/c\n");
+  const auto cgroup = [&](const std::string& path, uint64_t limit_mib, uint64_t used_mib) {
+    machine.Write("sys/fs/cgroup" + path + "/memory.max", std::to_string(limit_mib * kMiB) + "\n");
+    machine.Write("sys/fs/cgroup" + path + "/memory.current",
+                  std::to_string(used_mib * kMiB) + "\n");
+  };
+  cgroup("/a/b/c", 5'000, 100);
+  cgroup("/a", 8'000, 6'000);  // a neighbour of b has most of it
+  CHECK(machine.Budget().bytes == 2'000 * kMiB);
+  cgroup("/a/b", 1'500, 100);
+  CHECK(machine.Budget().bytes == 1'400 * kMiB);
+  cgroup("", 1'000, 0);
+  CHECK(machine.Budget().bytes == 1'000 * kMiB);
+}
+
+TEST_CASE("memory.high binds like a limit") {
+  const FakeMachine machine(20'000);
+  machine.Write("proc/self/cgroup", "0::/job\n");
+  machine.Write("sys/fs/cgroup/job/memory.max", "max\n");
+  machine.Write("sys/fs/cgroup/job/memory.high", std::to_string(3'000 * kMiB) + "\n");
+  machine.Write("sys/fs/cgroup/job/memory.current", std::to_string(500 * kMiB) + "\n");
+  CHECK(machine.Budget().bytes == 2'500 * kMiB);
+  machine.Write("sys/fs/cgroup/job/memory.max", std::to_string(2'000 * kMiB) + "\n");
+  CHECK(machine.Budget().bytes == 1'500 * kMiB);
+}
+
+TEST_CASE("under cgroup v1 the limit of ancestors that a container cannot see binds") {
+  const FakeMachine machine(20'000);
+  machine.Write("proc/self/cgroup", "4:hugetlb,memory:/kubepods/pod\n0::/\n");
+  const std::string folder = "sys/fs/cgroup/memory/";
+  machine.Write(folder + "memory.limit_in_bytes", "9223372036854771712\n");
+  machine.Write(folder + "memory.usage_in_bytes", std::to_string(900 * kMiB) + "\n");
+  machine.Write(folder + "memory.stat",
+                "hierarchical_memory_limit " + std::to_string(4'000 * kMiB) +
+                    "\nactive_file 5\ntotal_active_file " + std::to_string(500 * kMiB) + "\n");
+  CHECK(machine.Budget().bytes == 3'600 * kMiB);
 }
 
 TEST_CASE("inside a container the limit is at the mount, whatever the path says") {
