@@ -1,4 +1,5 @@
 // The scheduler's rules: who gets rows, who waits, who gives pages back.
+// Length: each rule has a case here.
 #include "runtime/scheduler.h"
 
 #include <doctest/doctest.h>
