@@ -41,7 +41,7 @@ constexpr int32_t kDefaultContext = 4096;
 // Lines that wait for a sequence: some thousand usual ones. They only shorten the end of a run: not
 // where memory is short.
 constexpr uint64_t kAheadBytes = 2 * kMiB;
-constexpr uint64_t kAheadBudget = 256'000'000;
+constexpr uint64_t kAheadBudget = 192'000'000;
 
 uint64_t N(int32_t v) { return static_cast<uint64_t>(v); }
 
