@@ -36,7 +36,9 @@ const std::vector<std::string>& NaturalPrompts() {
 }
 
 struct PipelineFlags {
-  int32_t prompts = 8, tokens = 32;
+  int32_t prompts = 8, tokens = 32, prompt_tokens = 0;
+  std::vector<int32_t> sequences;
+  bool warm = false, alone = true;
   std::string trace, text;
   bool json = false, csv = false, markdown = false;
 };
@@ -75,11 +77,17 @@ std::vector<std::vector<int32_t>> PromptsOf(const PipelineFlags& flags,
     if (texts.empty()) throw IoError(fmt::format("{}: has no prompts", flags.text));
   }
   std::vector<std::vector<int32_t>> prompts;
-  for (int32_t i = 0; i < flags.prompts; ++i) {
+  const int32_t count = flags.sequences.empty()
+                            ? flags.prompts
+                            : *std::max_element(flags.sequences.begin(), flags.sequences.end());
+  for (int32_t i = 0; i < count; ++i) {
     const std::string& text = texts[static_cast<size_t>(i) % texts.size()];
     auto ids = tokenizer.Encode("[gMASK]<sop>", AddedTokens::kRecognise);
     const auto more = tokenizer.Encode(text, AddedTokens::kPlain);
     ids.insert(ids.end(), more.begin(), more.end());
+    if (flags.prompt_tokens > 0) {
+      ids.resize(std::min(ids.size(), static_cast<size_t>(flags.prompt_tokens)));
+    }
     prompts.push_back(std::move(ids));
   }
   return prompts;
@@ -99,13 +107,15 @@ int Pipeline(const PipelineFlags& flags, const std::vector<std::string>& rest) {
   options.engine = EngineOptionsOf(run, options.plan);
   options.prompts = PromptsOf(flags, tokenizer);
   options.tokens = flags.tokens;
+  options.sequences = flags.sequences;
+  options.warm = flags.warm;
+  options.compute_alone = flags.alone;
   options.trace = flags.trace;
-  options.open_reader = [&] { return OpenReader(run, model); };
-  using Format = PipelineOptions::Format;
-  options.format = flags.json       ? Format::kJson
-                   : flags.csv      ? Format::kCsv
-                   : flags.markdown ? Format::kMarkdown
-                                    : Format::kTable;
+  options.open_reader = [&] { return OpenReader(run, options.plan, model); };
+  options.format = flags.json       ? TableFormat::kJson
+                   : flags.csv      ? TableFormat::kCsv
+                   : flags.markdown ? TableFormat::kMarkdown
+                                    : TableFormat::kText;
   model.LoadDense();
   return RunPipeline(model, tokenizer, options);
 }
@@ -240,6 +250,17 @@ int Run(int argc, char** argv) {
   pipe->add_option("--tokens", pipeline.tokens, "Tokens generated for each")
       ->check(CLI::Range(1, 1 << 20));
   pipe->add_option("--text", pipeline.text, "File of prompts, one a line (default: built-in ones)");
+  pipe->add_option("--prompt-tokens", pipeline.prompt_tokens, "Of each prompt, at most so many")
+      ->check(CLI::Range(1, 1 << 20));
+  CLI::Option* sequences =
+      pipe->add_option("--sequences", pipeline.sequences,
+                       "Runs with so many prompts at once each, compared in one table")
+          ->delimiter(',')
+          ->check(CLI::Range(1, 100000));
+  sequences->excludes(pipe->get_option("--prompts"));
+  pipe->add_flag("--warm", pipeline.warm,
+                 "Run the prompts twice and show the second time, when the cache is warm");
+  pipe->add_flag("!--no-alone", pipeline.alone, "Do not measure computing alone");
   pipe->add_option("--trace", pipeline.trace, "Write a Chrome trace (Perfetto opens it)");
   pipe->add_flag("--json", pipeline.json, "Print JSON");
   pipe->add_flag("--csv", pipeline.csv, "Print CSV");

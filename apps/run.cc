@@ -249,10 +249,10 @@ int Generate(Job job, Signals& signals) {
   PromptSource source(std::move(source_options), parser);
 
   job.model.LoadDense();
-  Engine engine(job.model, job.tokenizer, EngineOptionsOf(o, job.plan), OpenReader(o, job.model),
-                source);
+  Engine engine(job.model, job.tokenizer, EngineOptionsOf(o, job.plan),
+                OpenReader(o, job.plan, job.model), source);
   Say(fmt::format("mode: {} threads, {}, {}, {} reads, prefetch {}", job.plan.threads, SimdTarget(),
-                  engine.ReaderName(), o.direct == OnOffAuto::kOn ? "direct" : "buffered",
+                  engine.ReaderName(), DirectReads(o, job.plan) ? "direct" : "buffered",
                   o.prefetch == OnOffAuto::kOff ? "off" : "on"));
   SharedTally tally;
   OutputWriter::Options writer_options;
@@ -301,6 +301,11 @@ int Generate(Job job, Signals& signals) {
 
 }  // namespace
 
+bool DirectReads(const RunOptions& o, const Plan& plan) {
+  return o.direct == OnOffAuto::kOn ||
+         (o.direct == OnOffAuto::kAuto && plan.slot_total < plan.expert_total);
+}
+
 PlanRequest PlanRequestOf(const RunOptions& o) {
   PlanRequest r;
   r.ram = o.ram;
@@ -338,10 +343,13 @@ EngineOptions EngineOptionsOf(const RunOptions& o, const Plan& plan) {
   return e;
 }
 
-std::unique_ptr<Reader> OpenReader(const RunOptions& o, Model& model) {
-  if (o.direct == OnOffAuto::kOn) {
+// Experts that are read again and again are read past the page cache: it holds none of them long
+// enough, and takes memory that is slots' (decisions: reading). Those that all stay are read once,
+// and the page cache may have them from the last run.
+std::unique_ptr<Reader> OpenReader(const RunOptions& o, const Plan& plan, Model& model) {
+  if (DirectReads(o, plan)) {
     const std::string note = model.Files().Files().EnableDirect();
-    if (!note.empty()) Say(note);
+    if (!note.empty() && o.direct == OnOffAuto::kOn) Say(note);
   }
   ReaderOptions options;
   if (o.io_depth > 0) options.depth = o.io_depth;

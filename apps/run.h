@@ -20,7 +20,9 @@ int RunPrompts(const RunOptions& options);
 PlanRequest PlanRequestOf(const RunOptions& options);
 EngineOptions EngineOptionsOf(const RunOptions& options, const Plan& plan);
 // Opens the shards for direct reads if asked to, and the reader; notes go to stderr.
-std::unique_ptr<Reader> OpenReader(const RunOptions& options, Model& model);
+// Past the page cache, by --direct or because not all experts fit into the slots.
+bool DirectReads(const RunOptions& options, const Plan& plan);
+std::unique_ptr<Reader> OpenReader(const RunOptions& options, const Plan& plan, Model& model);
 
 // "colibri-run 0.1.0, SIMD target ..., backends ...".
 std::string VersionText();

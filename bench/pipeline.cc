@@ -3,29 +3,76 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
-#include <mutex>
+#include <array>
 #include <nlohmann/json.hpp>
+#include <span>
 
+#include "bench/bench_readers.h"
 #include "io/check.h"
 #include "io/error.h"
-#include "io/memory.h"
 
 namespace colibri {
 namespace {
 
-double Seconds(std::chrono::steady_clock::duration d) {
-  return std::chrono::duration<double>(d).count();
+// Reading alone is measured for so long; a drive that is shared changes within seconds.
+constexpr double kRawSeconds = 3;
+
+constexpr size_t kNodes = static_cast<size_t>(NodeId::kCount);
+
+// What an engine has counted up to a moment.
+struct Counts {
+  EngineStats stats;
+  std::array<NodeFigures, kNodes> nodes;
+};
+
+Counts CountsOf(Engine& engine) {
+  Counts counts;
+  counts.stats = engine.Stats();
+  for (size_t n = 0; n < kNodes; ++n) {
+    counts.nodes[n] = engine.TheProfile().Node(static_cast<NodeId>(n));
+  }
+  return counts;
 }
 
+// `all` less what had been counted before.
+Counts Since(const Counts& before, const Counts& all) {
+  Counts c = all;
+  for (size_t n = 0; n < kNodes; ++n) {
+    c.nodes[n].count -= before.nodes[n].count;
+    c.nodes[n].busy_ns -= before.nodes[n].busy_ns;
+  }
+  c.stats.seconds -= before.stats.seconds;
+  OverlapFigures& o = c.stats.overlap;
+  o.both_s -= before.stats.overlap.both_s;
+  o.io_only_s -= before.stats.overlap.io_only_s;
+  o.compute_only_s -= before.stats.overlap.compute_only_s;
+  o.neither_s -= before.stats.overlap.neither_s;
+  const CacheStats& old = before.stats.cache;
+  CacheStats& now = c.stats.cache;
+  for (uint64_t CacheStats::*field :
+       {&CacheStats::hits, &CacheStats::joined, &CacheStats::misses, &CacheStats::failures,
+        &CacheStats::evictions, &CacheStats::bytes_demand, &CacheStats::bytes_prefetch,
+        &CacheStats::bytes_prefetch_used, &CacheStats::bytes_prefetch_wasted, &CacheStats::hints,
+        &CacheStats::hints_dropped, &CacheStats::hints_read, &CacheStats::hints_used}) {
+    now.*field -= old.*field;
+  }
+  SchedulerStats& s = c.stats.scheduler;
+  s.prompt_tokens -= before.stats.scheduler.prompt_tokens;
+  s.frames_filled -= before.stats.scheduler.frames_filled;
+  s.rows -= before.stats.scheduler.rows;
+  return c;
+}
+
+// The first `count` prompts, once or twice; the second time when all of the first have ended.
 class ListSource final : public RequestSource {
  public:
-  explicit ListSource(const PipelineOptions& options) : options_(options) {}
+  ListSource(const PipelineOptions& options, size_t count, bool twice)
+      : options_(options), count_(count), all_(twice ? 2 * count : count), open_(count) {}
   Next TryNext(Request* request, std::optional<LineError>* /*error*/) override {
-    if (next_ == options_.prompts.size()) return Next::kEnd;
-    request->prompt = options_.prompts[next_++];
-    request->line = next_;
+    if (next_ == all_) return Next::kEnd;
+    if (next_ >= open_) return Next::kAgain;
+    request->prompt = options_.prompts[next_ % count_];
+    request->line = ++next_;
     request->custom_id = fmt::format("line-{}", next_);
     request->max_tokens = options_.tokens;
     request->loop_stop = false;
@@ -33,118 +80,156 @@ class ListSource final : public RequestSource {
     return Next::kRequest;
   }
   int Fd() const override { return -1; }
-  bool Buffered() const override { return next_ < options_.prompts.size(); }
+  bool Buffered() const override { return next_ < open_; }
+  size_t Count() const { return count_; }
+  bool Twice() const { return all_ > count_; }
+  void OpenAll() { open_ = all_; }
 
  private:
   const PipelineOptions& options_;
+  const size_t count_, all_;
   size_t next_ = 0;
+  std::atomic<size_t> open_;
 };
 
 // Counts and forgets.
-class NullDelivery final : public Delivery {
+class CountingDelivery final : public Delivery {
  public:
-  explicit NullDelivery(Engine& engine) : engine_(engine) {}
+  CountingDelivery(Engine& engine, ListSource& source) : engine_(engine), source_(source) {}
   void Deliver(Sequence& s, const Notice& notice) override {
     if (notice.final == 0) return;
-    tokens += notice.count;
+    tokens += notice.count;  // of the whole answer
     failed += s.error ? 1 : 0;
+    if (++ended_ == source_.Count()) {
+      first = CountsOf(engine_);
+      if (source_.Twice()) tokens = 0;
+      source_.OpenAll();
+    }
     engine_.Closed(s.index);
   }
   void Refuse(Sequence& /*s*/) override { COLIBRI_CHECK(false); }  // lengths were checked
-  uint64_t tokens = 0, failed = 0;
+  uint64_t failed = 0, tokens = 0;                                 // tokens: of the last pass
+  Counts first;                                                    // when the first pass was over
 
  private:
   Engine& engine_;
+  ListSource& source_;
+  size_t ended_ = 0;
 };
 
-// Reads experts as the engine would, with nothing else going on: bytes a second.
-double RawRead(const Model& model, const PipelineOptions& options) {
-  constexpr uint64_t kEnough = uint64_t{1} << 30;
-  uint64_t widest = 0, chosen_bytes = 0;
-  std::vector<uint32_t> items;
-  for (uint32_t i = 0; i < model.ExpertCount() && chosen_bytes < kEnough; ++i) {
-    items.push_back(i);
-    widest = std::max(widest, model.Expert(i).slot_bytes);
-    chosen_bytes += model.Expert(i).slot_bytes;
+// One run and what it is compared with.
+struct Figures {
+  Counts counts;
+  uint64_t failed = 0, tokens = 0;
+  uint64_t union_bytes = 0;  // of all experts asked for, each once a layer
+  double raw = 0;    // bytes a second of reading the same experts with nothing else going on
+  double alone = 0;  // seconds of the same run when nothing is read; 0: not measured
+
+  uint64_t Read() const { return counts.stats.cache.BytesRead(); }
+  uint64_t Useful() const {
+    return counts.stats.cache.bytes_demand + counts.stats.cache.bytes_prefetch_used;
   }
-  constexpr size_t kSlots = 8;
-  const PopulatedBuffer buffer(widest * kSlots, "the raw read");
-  std::mutex mutex;
-  std::condition_variable wake;
-  std::vector<size_t> free;
-  std::vector<size_t> slot_of(items.size());
-  for (size_t i = 0; i < kSlots; ++i) free.push_back(i);
-  bool failed = false;
-  const std::unique_ptr<Reader> reader = options.open_reader();
-  reader->Start([&](uint64_t id, const ReadResult& result) {
-    const std::lock_guard lock(mutex);
-    failed |= result.error != 0;
-    free.push_back(slot_of[id]);
-    wake.notify_one();
-  });
-  const auto start = std::chrono::steady_clock::now();
-  for (size_t i = 0; i < items.size(); ++i) {
-    std::unique_lock lock(mutex);
-    wake.wait(lock, [&] { return !free.empty(); });
-    slot_of[i] = free.back();
-    free.pop_back();
-    reader->Submit({i, ReadClass::kDemand, buffer.data() + widest * slot_of[i],
-                    model.Expert(items[i]).extents});
+  // The longer of reading what was needed and computing.
+  double Ideal() const {
+    const OverlapFigures& o = counts.stats.overlap;
+    const double computing = alone > 0 ? alone : o.both_s + o.compute_only_s;
+    return std::max(raw > 0 ? static_cast<double>(Useful()) / raw : 0, computing);
   }
-  {
-    std::unique_lock lock(mutex);
-    wake.wait(lock, [&] { return free.size() == kSlots; });
-  }
-  const double seconds = Seconds(std::chrono::steady_clock::now() - start);
-  reader->Stop();
-  return failed || seconds <= 0 ? 0 : static_cast<double>(chosen_bytes) / seconds;
+};
+
+struct Run {
+  Counts counts;
+  uint64_t failed = 0, tokens = 0;
+};
+
+Run RunOnce(const Model& model, const Tokenizer& tokenizer, const PipelineOptions& options,
+            const EngineOptions& engine_options, size_t prompts, std::unique_ptr<Reader> reader,
+            const std::string& trace) {
+  ListSource source(options, prompts, options.warm);
+  Engine engine(model, tokenizer, engine_options, std::move(reader), source);
+  if (!trace.empty()) engine.TheProfile().EnableTrace();
+  CountingDelivery delivery(engine, source);
+  engine.Run(delivery);
+  const Counts all = CountsOf(engine);
+  if (!trace.empty()) engine.TheProfile().WriteTrace(trace);
+  return {options.warm ? Since(delivery.first, all) : all, delivery.failed, delivery.tokens};
 }
+
+Figures Measure(const Model& model, const Tokenizer& tokenizer, const PipelineOptions& options,
+                size_t prompts) {
+  EngineOptions engine = options.engine;
+  engine.scheduler.sequences = std::min(engine.scheduler.sequences, static_cast<int32_t>(prompts));
+  std::vector<uint32_t> items;
+  Figures f;
+  const Run run =
+      RunOnce(model, tokenizer, options, engine, prompts,
+              std::make_unique<NotingReader>(options.open_reader(), &items), options.trace);
+  f.counts = run.counts;
+  f.failed = run.failed;
+  f.tokens = run.tokens;
+  const uint64_t expert = model.ExpertCount() > 0 ? model.Expert(0).slot_bytes : 0;
+  f.union_bytes = run.counts.stats.cache.Asked() * expert;
+  f.raw = RawReadRate(model, options.open_reader, items, kRawSeconds);
+  if (options.compute_alone) {
+    engine.prefetch = false;
+    f.alone =
+        RunOnce(model, tokenizer, options, engine, prompts, std::make_unique<InstantReader>(), "")
+            .counts.stats.seconds;
+  }
+  return f;
+}
+
+double Giga(uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
+double Ratio(double a, double b) { return b > 0 ? a / b : 0; }
 
 struct Row {
   std::string name, value, note;
 };
 
 // Every figure of a run, in the order it is printed.
-std::vector<Row> Figures(const EngineStats& stats, const Profile& profile,
-                         const NullDelivery& delivery, const PipelineOptions& options, double raw) {
+std::vector<Row> Rows(const Figures& f, const PipelineOptions& options) {
   std::vector<Row> rows;
+  const EngineStats& stats = f.counts.stats;
   const OverlapFigures& o = stats.overlap;
   const CacheStats& c = stats.cache;
   const auto number = [&](std::string name, double value, std::string note) {
     rows.push_back({std::move(name), fmt::format("{:.3f}", value), std::move(note)});
   };
-  for (size_t n = 0; n < static_cast<size_t>(NodeId::kCount); ++n) {
-    const NodeFigures f = profile.Node(static_cast<NodeId>(n));
+  for (size_t n = 0; n < kNodes; ++n) {
+    const NodeFigures& node = f.counts.nodes[n];
     number(fmt::format("node {}", NodeName(static_cast<NodeId>(n))),
-           static_cast<double>(f.busy_ns) / 1e9, fmt::format("s busy, {} messages", f.count));
+           static_cast<double>(node.busy_ns) / 1e9, fmt::format("s busy, {} messages", node.count));
   }
-  const double io = o.both_s + o.io_only_s, compute = o.both_s + o.compute_only_s;
-  const double useful = static_cast<double>(c.bytes_demand + c.bytes_prefetch_used);
-  const double all = static_cast<double>(c.bytes_demand + c.bytes_prefetch);
-  const double asked = static_cast<double>(c.hits + c.joined + c.misses);
+  const double io = o.both_s + o.io_only_s;
+  const double sweeps = static_cast<double>(stats.scheduler.frames_filled);
+  const double rate = Ratio(static_cast<double>(f.Read()), io);
   number("wall", stats.seconds, "s");
   number("reading", io, "s with reads in flight");
-  number("computing", compute, "s with a node at work");
+  number("computing", o.both_s + o.compute_only_s, "s with a node at work");
   number("both at once", o.both_s, "s");
   number("neither", o.neither_s, "s");
-  number("GB read", all / 1e9, fmt::format("{:.3f} GB of it never used", (all - useful) / 1e9));
-  number("GB/s", io > 0 ? all / io / 1e9 : 0, "while reading");
-  number("raw GB/s", raw / 1e9, "the same experts read with nothing else going on");
-  number("hits", asked > 0 ? 100 * static_cast<double>(c.hits) / asked : 0,
-         fmt::format("% of {} requests were resident, {} more were on their way", asked, c.joined));
+  number("GB read", Giga(f.Read()),
+         fmt::format("{:.3f} GB of it never used", Giga(f.Read() - f.Useful())));
+  number("GB/sweep", Ratio(Giga(f.Read()), sweeps),
+         fmt::format("of the {:.3f} GB that the experts asked for have",
+                     Ratio(Giga(f.union_bytes), sweeps)));
+  number("GB/s", rate / 1e9, "while reading");
+  number("raw GB/s", f.raw / 1e9, "the same experts read with nothing else going on");
+  number("hits", 100 * c.HitRate(),
+         fmt::format("% of {} requests were resident, {} more were on their way", c.Asked(),
+                     c.joined));
   number("hints read", static_cast<double>(c.hints_read),
          fmt::format("of {}, {} used", c.hints, c.hints_used));
-  number("hint recall",
-         c.misses + c.hints_used > 0 ? 100 * static_cast<double>(c.hints_used) /
-                                           static_cast<double>(c.misses + c.hints_used)
-                                     : 0,
-         "% of the experts that had to be read");
-  const double ideal = std::max(raw > 0 ? useful / raw : 0, compute);
-  number("ideal", ideal, "s: the longer of useful bytes at the raw rate and computing alone");
-  number("wall / ideal", ideal > 0 ? stats.seconds / ideal : 0, "");
-  number("tokens/s", static_cast<double>(delivery.tokens) / stats.seconds,
-         fmt::format("{} generated, {} prompt, {} frames", delivery.tokens,
-                     stats.scheduler.prompt_tokens, stats.scheduler.frames_filled));
+  number(
+      "hint recall",
+      100 * Ratio(static_cast<double>(c.hints_used), static_cast<double>(c.misses + c.hints_used)),
+      "% of the experts that had to be read");
+  if (f.alone > 0) number("compute alone", f.alone, "s, the same when nothing is read");
+  number("ideal", f.Ideal(), "s: the longer of useful bytes at the raw rate and computing alone");
+  number("wall / ideal", Ratio(stats.seconds, f.Ideal()), "");
+  number("tokens/s", Ratio(static_cast<double>(f.tokens), stats.seconds),
+         fmt::format("{} generated, {} prompt, {} frames", f.tokens, stats.scheduler.prompt_tokens,
+                     stats.scheduler.frames_filled));
   number(
       "peak MB", static_cast<double>(PeakResidentBytes()) / 1e6,
       fmt::format("planned {:.1f}, budget {:.1f}", static_cast<double>(options.plan.Total()) / 1e6,
@@ -152,24 +237,55 @@ std::vector<Row> Figures(const EngineStats& stats, const Profile& profile,
   return rows;
 }
 
-void Print(const std::vector<Row>& rows, PipelineOptions::Format format) {
-  using Format = PipelineOptions::Format;
-  if (format == Format::kJson) {
+void Print(const std::vector<Row>& rows, TableFormat format) {
+  if (format == TableFormat::kJson) {
     nlohmann::ordered_json report;
     for (const Row& r : rows) report[r.name] = {{"value", std::stod(r.value)}, {"note", r.note}};
     fmt::print("{}\n", report.dump(1));
     return;
   }
-  if (format == Format::kMarkdown) fmt::print("| figure | value | |\n|---|---:|---|\n");
+  if (format == TableFormat::kMarkdown) fmt::print("| figure | value | |\n|---|---:|---|\n");
   for (const Row& r : rows) {
-    if (format == Format::kCsv) {
+    if (format == TableFormat::kCsv) {
       fmt::print("\"{}\",{},\"{}\"\n", r.name, r.value, r.note);
-    } else if (format == Format::kMarkdown) {
+    } else if (format == TableFormat::kMarkdown) {
       fmt::print("| {} | {} | {} |\n", r.name, r.value, r.note);
     } else {
       fmt::print("{:<18}{:>12}  {}\n", r.name, r.value, r.note);
     }
   }
+}
+
+Table ComparisonTable() {
+  return Table({{"sequences", "sequences"},
+                {"sweeps", "sweeps"},
+                {"tokens_per_second", "tokens/s"},
+                {"rows_per_second", "rows/s"},
+                {"seconds", "wall s"},
+                {"gb_per_sweep", "GB/sweep"},
+                {"union_gb_per_sweep", "union GB"},
+                {"wasted_percent", "wasted %"},
+                {"gb_per_second", "GB/s"},
+                {"raw_gb_per_second", "raw GB/s"},
+                {"alone_seconds", "compute alone s"},
+                {"ideal_seconds", "ideal s"},
+                {"wall_over_ideal", "wall/ideal"},
+                {"peak_mb", "peak MB"}});
+}
+
+void AddRun(int32_t sequences, const Figures& f, Table* table) {
+  const EngineStats& s = f.counts.stats;
+  const double sweeps = static_cast<double>(s.scheduler.frames_filled);
+  const auto text = [](double value) { return fmt::format("{:.4g}", value); };
+  table->Add({std::to_string(sequences), std::to_string(s.scheduler.frames_filled),
+              text(Ratio(static_cast<double>(f.tokens), s.seconds)),
+              text(Ratio(static_cast<double>(s.scheduler.rows), s.seconds)), text(s.seconds),
+              text(Ratio(Giga(f.Read()), sweeps)), text(Ratio(Giga(f.union_bytes), sweeps)),
+              text(100 * Ratio(Giga(f.Read() - f.Useful()), Giga(f.Read()))),
+              text(Ratio(Giga(f.Read()), s.overlap.both_s + s.overlap.io_only_s)),
+              text(f.raw / 1e9), f.alone > 0 ? text(f.alone) : "", text(f.Ideal()),
+              text(Ratio(s.seconds, f.Ideal())),
+              fmt::format("{:.0f}", static_cast<double>(PeakResidentBytes()) / 1e6)});
 }
 
 }  // namespace
@@ -181,16 +297,20 @@ int RunPipeline(const Model& model, const Tokenizer& tokenizer, const PipelineOp
                                    prompt.size(), options.tokens, options.engine.context));
     }
   }
-  ListSource source(options);
-  Engine engine(model, tokenizer, options.engine, options.open_reader(), source);
-  if (!options.trace.empty()) engine.TheProfile().EnableTrace();
-  NullDelivery delivery(engine);
-  engine.Run(delivery);
-  const EngineStats stats = engine.Stats();  // before the raw read goes on the same clock
-  const double raw = RawRead(model, options);
-  Print(Figures(stats, engine.TheProfile(), delivery, options, raw), options.format);
-  if (!options.trace.empty()) engine.TheProfile().WriteTrace(options.trace);
-  return delivery.failed > 0 ? 1 : 0;
+  if (options.sequences.empty()) {
+    const Figures f = Measure(model, tokenizer, options, options.prompts.size());
+    Print(Rows(f, options), options.format);
+    return f.failed > 0 ? 1 : 0;
+  }
+  Table table = ComparisonTable();
+  uint64_t failed = 0;
+  for (const int32_t sequences : options.sequences) {
+    const Figures f = Measure(model, tokenizer, options, static_cast<size_t>(sequences));
+    AddRun(sequences, f, &table);
+    failed += f.failed;
+  }
+  fmt::print("{}", table.Text(options.format));
+  return failed > 0 ? 1 : 0;
 }
 
 std::string GraphPicture(const std::string& format) {

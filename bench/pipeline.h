@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/table.h"
 #include "graph/engine.h"
 #include "runtime/plan.h"
 
@@ -17,12 +18,18 @@ namespace colibri {
 struct PipelineOptions {
   std::vector<std::vector<int32_t>> prompts;  // token ids
   int32_t tokens = 32;                        // generated for each prompt: end tokens do not end it
+  // Runs of so many of the prompts, all at once, one after the other, each with an engine of its
+  // own: a table with a line for each. Empty: one run of all prompts, every figure of it.
+  std::vector<int32_t> sequences;
+  // Each run is made twice on the same engine and the second one is shown.
+  bool warm = false;
+  // Each run is made once more without reading anything, for the time of computing alone.
+  bool compute_alone = true;
   EngineOptions engine;
   Plan plan;
   std::function<std::unique_ptr<Reader>()> open_reader;
   std::string trace;  // Chrome trace file; "": none
-  enum class Format : uint8_t { kTable, kJson, kCsv, kMarkdown };
-  Format format = Format::kTable;
+  TableFormat format = TableFormat::kText;
 };
 
 // `model` has its dense weights. Returns 0, or 1 when a prompt failed.

@@ -98,8 +98,9 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
     f.issue_order.reserve(experts);
     f.notices.reserve(static_cast<size_t>(options.scheduler.rows));
     f.predict_scratch.resize(Stages::PredictScratch(model.Config()));
-    f.predicted.resize(experts);
-    f.first_union.resize(experts);
+    f.votes.resize(experts);
+    f.first_votes.resize(experts);
+    f.hint_order.reserve(experts);
   }
   arena_.execute([&] { graph_ = std::make_unique<DecodeGraph>(this); });
   cache_ = std::make_unique<ExpertCache>(ItemsOf(model), slots_, reader_,
@@ -250,8 +251,10 @@ std::span<const uint16_t> Engine::Route(LayerRef at) noexcept {
     }
   }
   if (at.layer == NextSparse(0)) {
-    std::fill(f.first_union.begin(), f.first_union.end(), uint8_t{0});
-    for (const FrameJob& job : f.frame.jobs) f.first_union[static_cast<size_t>(job.expert)] = 1;
+    std::fill(f.first_votes.begin(), f.first_votes.end(), 0);
+    for (const FrameJob& job : f.frame.jobs) {
+      f.first_votes[static_cast<size_t>(job.expert)] = static_cast<uint32_t>(job.count);
+    }
   }
   return f.issue_order;
 }
@@ -265,20 +268,25 @@ void Engine::Lookahead(LayerRef at) noexcept {
   const bool wraps = NextSparse(next) >= c.layers;
   if (wraps) next = NextSparse(0);
   if (next >= c.layers || !c.Sparse(next)) return;
-  std::fill(f.predicted.begin(), f.predicted.end(), uint8_t{0});
+  std::fill(f.votes.begin(), f.votes.end(), 0);
   if (ExpectedUnionShare(c, f.frame.Rows()) > kWholeLayer) {
-    std::fill(f.predicted.begin(), f.predicted.end(), uint8_t{1});
+    std::fill(f.votes.begin(), f.votes.end(), 1);
   } else if (wraps) {
     // The next sweep's first experts cannot be computed yet; this sweep's are the best guess.
-    f.predicted = f.first_union;
+    f.votes = f.first_votes;
   } else {
-    stages_.Predict(f.frame, next, f.predict_scratch, f.predicted);
+    stages_.Predict(f.frame, next, f.predict_scratch, f.votes);
   }
-  for (int32_t e = 0; e < c.experts; ++e) {
-    if (f.predicted[static_cast<size_t>(e)] != 0) {
-      cache_->Hint(model_.ExpertItem(next, e), at.frame);
-    }
+  f.hint_order.clear();
+  for (size_t e = 0; e < f.votes.size(); ++e) {
+    if (f.votes[e] > 0) f.hint_order.push_back(static_cast<uint16_t>(e));
   }
+  // The surest first: what is idle of the drive between two layers often suffices for one expert.
+  // Equal ones stay in file order.
+  std::sort(f.hint_order.begin(), f.hint_order.end(), [&](uint16_t a, uint16_t b) {
+    return f.votes[a] != f.votes[b] ? f.votes[a] > f.votes[b] : a < b;
+  });
+  for (const uint16_t e : f.hint_order) cache_->Hint(model_.ExpertItem(next, e), at.frame);
 }
 
 const std::byte* Engine::Fetch(ExpertJob job) noexcept {

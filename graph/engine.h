@@ -101,9 +101,10 @@ class Engine final : public NodeBodies {
     std::vector<uint16_t> issue_order;
     std::vector<Notice> notices;
     std::vector<float> predict_scratch;
-    std::vector<uint8_t> predicted;    // [experts]
-    std::vector<uint8_t> first_union;  // [experts] of the first sparse layer, this sweep
-    CacheStats before;                 // when the frame was admitted
+    std::vector<uint32_t> votes;        // [experts] for the next layer's experts
+    std::vector<uint32_t> first_votes;  // [experts]: rows in the first sparse layer, this sweep
+    std::vector<uint16_t> hint_order;   // experts with votes
+    CacheStats before;                  // when the frame was admitted
   };
 
   GraphFrame& At(LayerRef at) const;

@@ -1,10 +1,12 @@
-// A reader that tells the profile when reads are in flight and when none is.
+// A reader that tells the profile when reads are in flight and when none is, and for a trace what
+// each of them was.
 // Threads: as the reader it wraps.
 #pragma once
 
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 
 #include "graph/profile.h"
 #include "io/reader.h"
@@ -18,18 +20,18 @@ class MeteredReader final : public Reader {
 
   void Start(ReadDone done) override {
     reader_->Start([this, done = std::move(done)](uint64_t id, const ReadResult& result) {
-      Count(-1);
+      Ended(id, true);
       done(id, result);
     });
   }
   void Submit(const ReadJob& job) override {
-    Count(1);
+    Started(job);
     reader_->Submit(job);
   }
   void Promote(uint64_t id) override { reader_->Promote(id); }
   bool Cancel(uint64_t id) override {
     const bool cancelled = reader_->Cancel(id);
-    if (cancelled) Count(-1);
+    if (cancelled) Ended(id, false);
     return cancelled;
   }
   void Stop() override { reader_->Stop(); }
@@ -37,17 +39,34 @@ class MeteredReader final : public Reader {
   std::string Name() const override { return reader_->Name(); }
 
  private:
-  void Count(int change) {
+  struct Traced {
+    Profile::Clock::time_point start;
+    bool demand = false;
+    uint64_t bytes = 0;
+  };
+
+  void Started(const ReadJob& job) {
     const std::lock_guard lock(mutex_);
-    const bool before = jobs_ > 0;
-    jobs_ += change;
-    if ((jobs_ > 0) != before) profile_.ReadsBusy(!before);
+    if (jobs_++ == 0) profile_.ReadsBusy(true);
+    if (!profile_.Tracing()) return;
+    Traced traced{Profile::Clock::now(), job.read_class == ReadClass::kDemand, 0};
+    for (const Extent& extent : job.extents) traced.bytes += extent.bytes;
+    traced_[job.id] = traced;
+  }
+  void Ended(uint64_t id, bool read) {
+    const std::lock_guard lock(mutex_);
+    if (--jobs_ == 0) profile_.ReadsBusy(false);
+    const auto at = traced_.find(id);
+    if (at == traced_.end()) return;
+    if (read) profile_.AddRead(at->second.start, at->second.demand, at->second.bytes);
+    traced_.erase(at);
   }
 
   std::unique_ptr<Reader> reader_;
   Profile& profile_;
   std::mutex mutex_;
   int jobs_ = 0;
+  std::unordered_map<uint64_t, Traced> traced_;
 };
 
 }  // namespace colibri

@@ -47,6 +47,7 @@ void Profile::Start() {
   start_ = changed_ = Clock::now();
   overlap_ = {};
   events_.clear();
+  reads_.clear();
 }
 
 uint64_t Profile::SinceStart(Clock::time_point t) const {
@@ -64,6 +65,13 @@ void Profile::Change(int compute, int io) {
 }
 
 void Profile::ReadsBusy(bool busy) { Change(0, busy ? 1 : -1); }
+
+void Profile::AddRead(Clock::time_point start, bool demand, uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (reads_.size() >= kMaxEvents) return;
+  const uint64_t start_ns = SinceStart(start);
+  reads_.push_back({demand, bytes, start_ns, SinceStart(Clock::now()) - start_ns});
+}
 
 Profile::Span::Span(Profile& profile, NodeId node, uint16_t frame, uint16_t layer)
     : profile_(profile), node_(node), frame_(frame), layer_(layer), start_(Clock::now()) {
@@ -114,6 +122,18 @@ void Profile::WriteTrace(const std::string& path) const {
                i == 0 ? "" : ",\n", NodeName(e.node), e.thread,
                static_cast<double>(e.start_ns) / 1e3, static_cast<double>(e.duration_ns) / 1e3,
                e.frame, e.layer);
+  }
+  // Reads overlap, so each is an async pair of its own.
+  for (size_t i = 0; i < reads_.size(); ++i) {
+    const ReadEvent& r = reads_[i];
+    const char* name = r.demand ? "demand" : "prefetch";
+    const auto at = [&](uint64_t ns) { return static_cast<double>(ns) / 1e3; };
+    fmt::print(
+        file,
+        ",\n{{\"name\":\"{}\",\"cat\":\"read\",\"ph\":\"b\",\"id\":{},\"pid\":1,\"ts\":{:.3f},"
+        "\"args\":{{\"bytes\":{}}}}},\n"
+        "{{\"name\":\"{}\",\"cat\":\"read\",\"ph\":\"e\",\"id\":{},\"pid\":1,\"ts\":{:.3f}}}",
+        name, i, at(r.start_ns), r.bytes, name, i, at(r.start_ns + r.duration_ns));
   }
   fmt::print(file, "\n]}}\n");
   if (std::fclose(file) != 0) throw IoError(fmt::format("{}: writing failed", path));

@@ -66,8 +66,11 @@ class Profile {
   void Start();
   // The reader has something in flight, or nothing any more.
   void ReadsBusy(bool busy);
+  // One read of `bytes` from `start` to now; for the trace.
+  void AddRead(Clock::time_point start, bool demand, uint64_t bytes);
   // Keeps spans for WriteTrace, at most kMaxEvents of them.
   void EnableTrace() { trace_ = true; }
+  bool Tracing() const { return trace_; }
   static constexpr size_t kMaxEvents = size_t{1} << 21;  // 64 MiB of spans
 
   NodeFigures Node(NodeId node) const;
@@ -85,6 +88,10 @@ class Profile {
     uint32_t thread;
     uint64_t start_ns, duration_ns;
   };
+  struct ReadEvent {
+    bool demand;
+    uint64_t bytes, start_ns, duration_ns;
+  };
   void Change(int compute, int io);
   uint64_t SinceStart(Clock::time_point t) const;
 
@@ -101,6 +108,7 @@ class Profile {
   mutable Clock::time_point changed_;
   mutable OverlapFigures overlap_;
   std::vector<Event> events_;
+  std::vector<ReadEvent> reads_;
 };
 
 }  // namespace colibri

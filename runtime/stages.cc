@@ -247,7 +247,7 @@ uint64_t Stages::PredictScratch(const ModelConfig& config) {
 }
 
 void Stages::Predict(const Frame& frame, int32_t layer, std::span<float> scratch,
-                     std::span<uint8_t> wanted) const {
+                     std::span<uint32_t> votes) const {
   const ModelConfig& c = model_.Config();
   const LayerWeights& w = model_.Layer(layer);
   const size_t hidden = S(c.hidden), experts = S(c.experts), k = S(c.top_k);
@@ -262,7 +262,7 @@ void Stages::Predict(const Frame& frame, int32_t layer, std::span<float> scratch
     Matmul(w.router, 0, c.experts, normed, hidden, 1, logits, experts);
     ChooseExperts(c, {logits, experts}, w.router_bias, {choice, experts}, {chosen, k},
                   {weights, k});
-    for (size_t j = 0; j < k; ++j) wanted[S(chosen[j])] = 1;
+    for (size_t j = 0; j < k; ++j) votes[S(chosen[j])] += static_cast<uint32_t>(k - j);
   }
 }
 

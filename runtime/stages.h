@@ -70,10 +70,11 @@ class Stages {
   void Head(Frame& frame, LogitsSink& sink) const;
 
   // Experts that the router of sparse layer `layer` would choose for the frame's current x (the
-  // post-attention state of the layer before; users' notes C1): ids marked in wanted [experts].
-  // `scratch`: see PredictScratch.
+  // post-attention state of the layer before; users' notes C1). Adds to votes [experts]: top_k from
+  // each row for its first choice, 1 for its last; the more, the surer. `scratch`: see
+  // PredictScratch.
   void Predict(const Frame& frame, int32_t layer, std::span<float> scratch,
-               std::span<uint8_t> wanted) const;
+               std::span<uint32_t> votes) const;
   // Floats Predict needs, for frames of at most `rows` rows.
   static uint64_t PredictScratch(const ModelConfig& config);
 

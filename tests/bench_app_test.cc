@@ -165,6 +165,38 @@ TEST_CASE("pipeline's JSON, CSV and Markdown hold the same figures") {
   }
 }
 
+TEST_CASE("pipeline --sequences compares runs of so many prompts in one table") {
+  const ProgramOutcome outcome =
+      Bench({"pipeline", "-m", kModel, "--ram", "200MB", "--slots", "30%", "--sequences", "1,5",
+             "--prompt-tokens", "4", "--tokens", "6", "--json"});
+  INFO(outcome.err);
+  REQUIRE(outcome.exit_code == 0);
+  const Json table = Json::parse(outcome.out);
+  REQUIRE(table.size() == 2);
+  CHECK(table[0].at("sequences") == 1);
+  CHECK(table[1].at("sequences") == 5);
+  for (const Json& run : table) {
+    CHECK(run.at("sweeps") == 6);  // the first draws a token too
+    CHECK(run.at("gb_per_sweep").get<double>() > 0);
+    CHECK(run.at("wall_over_ideal").get<double>() > 0.5);
+    CHECK(run.at("alone_seconds").get<double>() > 0);
+  }
+  CHECK(table[1].at("union_gb_per_sweep").get<double>() >
+        table[0].at("union_gb_per_sweep").get<double>());
+  CHECK(Bench(Pipeline({"--sequences", "2"})).exit_code == 2);  // has --prompts
+}
+
+TEST_CASE("where all experts fit, a warm run reads nothing") {
+  const ProgramOutcome cold = Bench(Pipeline({"--slots", "100%", "--json"}));
+  CHECK(Json::parse(cold.out).at("GB read").at("value").get<double>() > 0);
+  const ProgramOutcome warm = Bench(Pipeline({"--slots", "100%", "--json", "--warm"}));
+  const Json report = Json::parse(warm.out);
+  CHECK(report.at("GB read").at("value") == 0);
+  CHECK(report.at("reading").at("value") == 0);
+  CHECK(report.at("hits").at("value") == 100);
+  CHECK(Contains(report.at("tokens/s").at("note").get<std::string>(), "18 generated"));
+}
+
 TEST_CASE("pipeline --trace writes events that a trace viewer can read") {
   const TempDir dir;
   const ProgramOutcome outcome = Bench(Pipeline({"--trace", dir.Path("trace.json")}));
@@ -174,8 +206,16 @@ TEST_CASE("pipeline --trace writes events that a trace viewer can read") {
   const Json& events = trace.is_array() ? trace : trace.at("traceEvents");
   REQUIRE(events.size() > 100);
   bool expert = false;
-  for (const Json& event : events) expert = expert || event.value("name", "") == "expert_ffn";
+  size_t begun = 0, ended = 0;
+  for (const Json& event : events) {
+    expert = expert || event.value("name", "") == "expert_ffn";
+    if (event.value("cat", "") != "read") continue;
+    begun += event.at("ph") == "b" ? 1 : 0;
+    ended += event.at("ph") == "e" ? 1 : 0;
+  }
   CHECK(expert);
+  CHECK(begun > 10);
+  CHECK(ended == begun);
 }
 
 TEST_CASE("pipeline refuses what colibri-run refuses, and prompts that do not fit") {
