@@ -161,6 +161,7 @@ void AddMakeModelFlags(CLI::App* sub, MakeModelOptions* make, std::string* exper
   sub->add_flag("!--no-indexer", m.indexer, "Leave the indexer out");
   sub->add_option("--shard-bytes", m.shard_bytes, "Size at which a shard ends");
   sub->add_option("--seed", m.seed, "Seed of the weights");
+  sub->add_flag("--holes", m.holes, "Zeros that take no room on the drive in place of weights");
   sub->add_option("--tokenizer-from", m.tokenizer_from, "Model folder whose tokenizer is copied")
       ->required();
   sub->add_flag("--quiet", make->quiet, "Do not list the shards");
