@@ -39,7 +39,7 @@ struct PipelineFlags {
   int32_t prompts = 8, tokens = 32, prompt_tokens = 0;
   std::vector<int32_t> sequences;
   bool warm = false, alone = true;
-  std::string trace, text;
+  std::string trace, routes, text;
   bool json = false, csv = false, markdown = false;
 };
 
@@ -111,6 +111,7 @@ int Pipeline(const PipelineFlags& flags, const std::vector<std::string>& rest) {
   options.warm = flags.warm;
   options.compute_alone = flags.alone;
   options.trace = flags.trace;
+  options.routes = flags.routes;
   options.open_reader = [&] { return OpenReader(run, options.plan, model); };
   options.format = flags.json       ? TableFormat::kJson
                    : flags.csv      ? TableFormat::kCsv
@@ -261,6 +262,8 @@ int Run(int argc, char** argv) {
                  "Run the prompts twice and show the second time, when the cache is warm");
   pipe->add_flag("!--no-alone", pipeline.alone, "Do not measure computing alone");
   pipe->add_option("--trace", pipeline.trace, "Write a Chrome trace (Perfetto opens it)");
+  pipe->add_option("--route-trace", pipeline.routes,
+                   "Write which experts were chosen and guessed, for replay");
   pipe->add_flag("--json", pipeline.json, "Print JSON");
   pipe->add_flag("--csv", pipeline.csv, "Print CSV");
   pipe->add_flag("--markdown", pipeline.markdown, "Print a Markdown table");
