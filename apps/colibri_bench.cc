@@ -14,6 +14,7 @@
 #include "bench/make_model.h"
 #include "bench/pipeline.h"
 #include "bench/quality.h"
+#include "bench/replay.h"
 #include "bench/tokenize.h"
 #include "io/error.h"
 #include "runtime/prompt_source.h"
@@ -158,6 +159,16 @@ void AddMakeModelFlags(CLI::App* sub, MakeModelOptions* make, std::string* exper
   sub->add_flag("--quiet", make->quiet, "Do not list the shards");
 }
 
+void AddFormatFlags(CLI::App* sub, TableFormat* to) {
+  const auto format = [sub, to](const char* flag, TableFormat value, const char* text) {
+    sub->add_flag_callback(
+        flag, [to, value] { *to = value; }, text);
+  };
+  format("--json", TableFormat::kJson, "Print JSON");
+  format("--csv", TableFormat::kCsv, "Print CSV");
+  format("--markdown", TableFormat::kMarkdown, "Print a Markdown table");
+}
+
 void AddKernelsFlags(CLI::App* sub, KernelsOptions* o, int* code) {
   sub->add_option("--format", o->formats,
                   "int4-g32, int4-g64, int4-g128, int4-row, int8-row, bf16, f32")
@@ -177,14 +188,21 @@ void AddKernelsFlags(CLI::App* sub, KernelsOptions* o, int* code) {
   sub->add_option("--bytes", o->bytes, "Of weights that take turns")
       ->transform(CLI::AsSizeValue(false));
   sub->add_flag("!--no-attention", o->attention, "Products only");
-  const auto format = [sub, o](const char* flag, TableFormat value, const char* text) {
-    sub->add_flag_callback(
-        flag, [o, value] { o->format = value; }, text);
-  };
-  format("--json", TableFormat::kJson, "Print JSON");
-  format("--csv", TableFormat::kCsv, "Print CSV");
-  format("--markdown", TableFormat::kMarkdown, "Print a Markdown table");
+  AddFormatFlags(sub, &o->format);
   sub->callback([o, code] { *code = RunKernels(*o); });
+}
+
+void AddReplayFlags(CLI::App* sub, ReplayOptions* o, int* code) {
+  sub->add_option("trace", o->trace, "Route trace (--route-trace of pipeline and colibri-run)")
+      ->required();
+  sub->add_option("--slots", o->slots, "Sizes of the cache: N or N% of the experts of each size")
+      ->delimiter(',');
+  sub->add_option("--policy", o->policies, "lru, slru, lfu, sweep, belady (default: all)")
+      ->delimiter(',');
+  sub->add_option("--usage", o->usage, "Counts of earlier runs, known from the start");
+  sub->add_flag("--guesses", o->guesses, "Recall and waste of the ways to guess, not the policies");
+  AddFormatFlags(sub, &o->format);
+  sub->callback([o, code] { *code = RunReplay(*o); });
 }
 
 int Run(int argc, char** argv) {
@@ -275,6 +293,11 @@ int Run(int argc, char** argv) {
                                      "Products and attention beside plain loops of "
                                      "reads and arithmetic in the same run"),
                   &kernels, &code);
+
+  ReplayOptions replay;
+  AddReplayFlags(
+      app.add_subcommand("replay", "Cache policies and guesses on a recorded route trace"),
+      &replay, &code);
 
   MakeModelOptions make;
   std::string expert_format = "int4-g64", dense_format = "int4-g64";
