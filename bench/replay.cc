@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "io/error.h"
+#include "runtime/usage_file.h"
 
 namespace colibri {
 namespace {
@@ -255,6 +256,14 @@ int RunReplay(const ReplayOptions& options) {
     return 0;
   }
   std::vector<float> heat;
+  if (!options.usage.empty()) {
+    const auto usage = ReadUsage(options.usage, trace.layers, trace.experts);
+    if (!usage) throw IoError(fmt::format("{}: there is no such file", options.usage));
+    uint64_t rows = 0;
+    for (const RouteVisit& visit : trace.visits) rows += visit.rows;
+    heat = HeatOf(*usage, trace.top_k, static_cast<int32_t>(rows / trace.visits.size()));
+    heat.resize(trace.expert_bytes.size() * static_cast<size_t>(trace.experts));  // no MTP layer
+  }
   Table table({{"slots", "slots", false},
                {"policy", "policy", false},
                {"asked", "experts asked for"},

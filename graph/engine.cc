@@ -85,6 +85,7 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
       drawer_(mask_, parallel_),
       scheduler_(WithContext(options), tokenizer, model.Config().stop_ids, kv_, source,
                  [this](Sequence& s) { delivery_->Refuse(s); }),
+      chosen_(model.ExpertCount()),
       slots_(options.slots),
       reader_(std::move(reader), profile_),
       wake_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
@@ -178,6 +179,12 @@ EngineStats Engine::Stats() const {
           profile_.Seconds()};
 }
 
+std::vector<uint64_t> Engine::Chosen() const {
+  std::vector<uint64_t> counts;
+  for (const auto& count : chosen_) counts.push_back(count.load(std::memory_order_relaxed));
+  return counts;
+}
+
 Engine::GraphFrame& Engine::At(LayerRef at) const {
   GraphFrame& f = *frames_[at.frame];
   COLIBRI_DCHECK(f.frame.layer == at.layer);
@@ -247,7 +254,10 @@ std::span<const uint16_t> Engine::Route(LayerRef at) noexcept {
   stages_.Route(f.frame, at.layer);
   if (options_.routes != nullptr) options_.routes->Routed(f.frame, at.layer);
   f.items.clear();
-  for (const FrameJob& job : f.frame.jobs) f.items.push_back(job.item);
+  for (const FrameJob& job : f.frame.jobs) {
+    f.items.push_back(job.item);
+    chosen_[job.item].fetch_add(static_cast<uint64_t>(job.count), std::memory_order_relaxed);
+  }
   cache_->LayerRouted(at.layer, at.frame, f.items);
   // Set before the first put: a job may be done before the last one is issued.
   const size_t jobs = f.frame.jobs.size();

@@ -78,6 +78,8 @@ class Engine final : public NodeBodies {
   std::vector<SequenceLeft> Left() const { return scheduler_.Left(); }
   Profile& TheProfile() { return profile_; }
   const Profile& TheProfile() const { return profile_; }
+  // How often each expert was chosen so far, by item; rows count.
+  std::vector<uint64_t> Chosen() const;
   std::string ReaderName() const { return reader_.Name(); }
 
   // Node bodies.
@@ -133,6 +135,7 @@ class Engine final : public NodeBodies {
   TokenDrawer drawer_;
   Scheduler scheduler_;
   std::vector<std::unique_ptr<GraphFrame>> frames_;
+  std::vector<std::atomic<uint64_t>> chosen_;  // by item
   SlotPool slots_;
   MeteredReader reader_;
   std::unique_ptr<DecodeGraph> graph_;

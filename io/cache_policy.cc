@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 namespace colibri {
 namespace {
@@ -104,22 +103,25 @@ class SlruPolicy final : public LruPolicy {
 };
 
 // How often each item is used, by the turns of its layer: the share of turns that used it, of which
-// the last weigh most. Kept for items that are not in memory too.
+// the last weigh most, faded slowly and fast. Kept for items that are not in memory too.
 class Frequencies {
  public:
-  explicit Frequencies(const PolicyItems& items) : items_(items), share_(items.layer.size(), 0) {
+  explicit Frequencies(const PolicyItems& items)
+      : items_(items), slow_(items.layer.size(), 0), fast_(items.layer.size(), 0) {
     uint16_t last = 0;
     for (const uint16_t layer : items.layer) last = std::max(last, layer);
     turns_.resize(size_t{last} + 1);
     rank_.resize(size_t{last} + 1);
-    turn_.resize(share_.size());
+    turn_.resize(slow_.size());
     for (const uint16_t layer : items.layer) rank_[layer] = 1;
     for (int32_t& rank : rank_) rank = rank == 0 ? 0 : layers_++;
-    for (size_t i = 0; i < items.heat.size(); ++i) share_[i] = items.heat[i];
-    float left = 1;
-    for (float& faded : faded_) {
-      faded = left;
-      left *= 1 - kWeight;
+    for (size_t i = 0; i < items.heat.size(); ++i) slow_[i] = fast_[i] = items.heat[i];
+    double slow = 1, fast = 1;
+    for (size_t turn = 0; turn < kTurns; ++turn) {
+      slow_left_[turn] = static_cast<float>(slow);
+      fast_left_[turn] = static_cast<float>(fast);
+      slow *= 1 - kSlow;
+      fast *= 1 - kFast;
     }
   }
 
@@ -130,12 +132,12 @@ class Frequencies {
   }
   void Asked(uint32_t item) {
     // A second frame of the same turn adds nothing.
-    share_[item] = std::min(1.0f, Share(item) + kWeight);
+    slow_[item] = std::min(1.0f, Left(item, slow_, slow_left_) + kSlow);
+    fast_[item] = std::min(1.0f, Left(item, fast_, fast_left_) + kFast);
     turn_[item] = turns_[items_.layer[item]];
   }
   float Share(uint32_t item) const {
-    const uint32_t past = turns_[items_.layer[item]] - turn_[item];
-    return past < kTurns ? share_[item] * faded_[past] : 0.0f;
+    return kMix * Left(item, fast_, fast_left_) + (1 - kMix) * Left(item, slow_, slow_left_);
   }
   // Layers from now until the item's comes again, 1 to layers.
   int32_t Distance(uint32_t item) const {
@@ -145,16 +147,23 @@ class Frequencies {
   int32_t Layers() const { return layers_; }
 
  private:
-  // Of the last turn. 1/16 loses 1.5 points of hits where contents change and gains none elsewhere.
-  static constexpr float kWeight = 1.0f / 32;
+  // Weights of the last turn: what an expert is used for in general, and what it is used for now.
+  // With one row and a tenth of the experts in memory the slow one alone hits 36 %, the fast one
+  // alone 43 %, both 43 %; with half of them 81.2 %, 80.8 %, 81.6 %. Wide frames do not care.
+  static constexpr float kSlow = 1.0f / 32, kFast = 1.0f / 4, kMix = 0.5f;
   static constexpr size_t kTurns = 256;
+  float Left(uint32_t item, const std::vector<float>& share,
+             const std::array<float, kTurns>& left) const {
+    const uint32_t past = turns_[items_.layer[item]] - turn_[item];
+    return past < kTurns ? share[item] * left[past] : 0.0f;
+  }
 
   const PolicyItems& items_;
-  std::vector<float> share_;     // of each item when `turn_` was its layer's turn
-  std::vector<uint32_t> turn_;   // of each item
-  std::vector<uint32_t> turns_;  // of each layer
-  std::vector<int32_t> rank_;    // of each layer among those with items
-  std::array<float, kTurns> faded_{};
+  std::vector<float> slow_, fast_;  // of each item when `turn_` was its layer's turn
+  std::vector<uint32_t> turn_;      // of each item
+  std::vector<uint32_t> turns_;     // of each layer
+  std::vector<int32_t> rank_;       // of each layer among those with items
+  std::array<float, kTurns> slow_left_{}, fast_left_{};
   int32_t layers_ = 0, now_ = 0;
 };
 
