@@ -305,8 +305,8 @@ int Run(int argc, char** argv) {
 
   ReplayOptions replay;
   AddReplayFlags(
-      app.add_subcommand("replay", "Cache policies and guesses on a recorded route trace"),
-      &replay, &code);
+      app.add_subcommand("replay", "Cache policies and guesses on a recorded route trace"), &replay,
+      &code);
 
   MakeModelOptions make;
   std::string expert_format = "int4-g64", dense_format = "int4-g64";

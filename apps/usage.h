@@ -28,7 +28,7 @@ class UsageCounts {
 
  private:
   const Model& model_;
-  std::string path_;                  // "": no file is kept
+  std::string path_;                   // "": no file is kept
   std::optional<ExpertUsage> before_;  // as it was read
 };
 

@@ -168,10 +168,9 @@ Figures Measure(const Model& model, const Tokenizer& tokenizer, const PipelineOp
   engine.scheduler.sequences = std::min(engine.scheduler.sequences, static_cast<int32_t>(prompts));
   std::vector<uint32_t> items;
   Figures f;
-  const Run run =
-      RunOnce(model, tokenizer, options, engine, prompts,
-              std::make_unique<NotingReader>(options.open_reader(), &items), options.trace,
-              options.routes);
+  const Run run = RunOnce(model, tokenizer, options, engine, prompts,
+                          std::make_unique<NotingReader>(options.open_reader(), &items),
+                          options.trace, options.routes);
   f.counts = run.counts;
   f.failed = run.failed;
   f.tokens = run.tokens;
@@ -180,9 +179,9 @@ Figures Measure(const Model& model, const Tokenizer& tokenizer, const PipelineOp
   f.raw = RawReadRate(model, options.open_reader, items, kRawSeconds);
   if (options.compute_alone) {
     engine.prefetch = false;
-    f.alone =
-        RunOnce(model, tokenizer, options, engine, prompts, std::make_unique<InstantReader>(), "", "")
-            .counts.stats.seconds;
+    f.alone = RunOnce(model, tokenizer, options, engine, prompts, std::make_unique<InstantReader>(),
+                      "", "")
+                  .counts.stats.seconds;
   }
   return f;
 }

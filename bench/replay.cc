@@ -71,8 +71,8 @@ class Simulation {
       return static_cast<uint32_t>(at - next_use_.begin());
     }
     const auto idle = [this](uint32_t slot) { return busy_[item_of_[slot]] == 0; };
-    auto victim = policy_->Victim(
-        [&](uint32_t slot) { return idle(slot) && needed_[item_of_[slot]] == 0; });
+    auto victim =
+        policy_->Victim([&](uint32_t slot) { return idle(slot) && needed_[item_of_[slot]] == 0; });
     if (!victim) victim = policy_->Victim(idle);
     return *victim;  // fewer are in use than there are slots
   }
@@ -114,8 +114,8 @@ Size ParseSize(const std::string& text) {
   const auto [rest, error] = std::from_chars(text.data(), end, size.value);
   if (error != std::errc() || rest != end || !(size.value > 0) ||
       (size.percent && size.value > 100)) {
-    throw UsageError(fmt::format("--slots {}: a number of slots or a share such as 10% expected",
-                                 text));
+    throw UsageError(
+        fmt::format("--slots {}: a number of slots or a share such as 10% expected", text));
   }
   return size;
 }
@@ -150,8 +150,8 @@ Table GuessTable(const RouteTrace& trace) {
     const auto visits = static_cast<double>(f.visits);
     table.Add({layers, name, fmt::format("{}", f.visits),
                fmt::format("{:.1f}", static_cast<double>(f.guessed) / visits),
-               fmt::format("{:.1f}", static_cast<double>(f.wanted) / visits),
-               Percent(f.Recall()), fmt::format("{:.2f}", f.WrongPerRight())});
+               fmt::format("{:.1f}", static_cast<double>(f.wanted) / visits), Percent(f.Recall()),
+               fmt::format("{:.2f}", f.WrongPerRight())});
   };
   for (const bool first : {false, true}) {
     const char* layers = first ? "first" : "others";
@@ -272,8 +272,7 @@ int RunReplay(const ReplayOptions& options) {
                {"of_asked_percent", "of the GB asked for %"}});
   for (size_t s = 0; s < sizes.size(); ++s) {
     for (const auto& policy : policies) {
-      const ReplayFigures f =
-          ReplayPolicy(trace, policy, sizes[s].value, sizes[s].percent, heat);
+      const ReplayFigures f = ReplayPolicy(trace, policy, sizes[s].value, sizes[s].percent, heat);
       const auto read = static_cast<double>(f.read_bytes);
       table.Add({options.slots[s], policy ? CachePolicyName(*policy) : "belady",
                  fmt::format("{}", f.asked),

@@ -105,9 +105,9 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
     f.hint_order.reserve(experts);
   }
   arena_.execute([&] { graph_ = std::make_unique<DecodeGraph>(this); });
-  cache_ = std::make_unique<ExpertCache>(ItemsOf(model), slots_, reader_,
-                                         [this](const ReadyItem& item) { OnReady(item); },
-                                         options.cache_policy, options.heat);
+  cache_ = std::make_unique<ExpertCache>(
+      ItemsOf(model), slots_, reader_, [this](const ReadyItem& item) { OnReady(item); },
+      options.cache_policy, options.heat);
 }
 
 Engine::~Engine() {

@@ -41,7 +41,7 @@ struct EngineOptions {
   std::vector<SlotClass> slots;  // one for each of Model::ExpertClasses()
   bool prefetch = true;
   CachePolicyKind cache_policy = CachePolicyKind::kSweep;
-  std::vector<float> heat;  // of each expert (PolicyItems); empty: unknown
+  std::vector<float> heat;             // of each expert (PolicyItems); empty: unknown
   RouteTraceWriter* routes = nullptr;  // takes every choice and guess; outlives the engine
   // Tests: yield after a node's last put, where a frame may already be somebody else's.
   bool pause_after_puts = false;

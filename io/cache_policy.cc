@@ -86,8 +86,8 @@ class SlruPolicy final : public LruPolicy {
   }
   std::optional<uint32_t> Victim(const MayGo& may_go) const override {
     return Least(
-        Slots(),
-        [&](uint32_t slot) { return uint64_t{protected_[slot]} << 63 | LastUse(slot); }, may_go);
+        Slots(), [&](uint32_t slot) { return uint64_t{protected_[slot]} << 63 | LastUse(slot); },
+        may_go);
   }
 
  private:
@@ -137,7 +137,9 @@ class Frequencies {
     turn_[item] = turns_[items_.layer[item]];
   }
   float Share(uint32_t item) const {
-    return kMix * Left(item, fast_, fast_left_) + (1 - kMix) * Left(item, slow_, slow_left_);
+    const size_t turns = std::min<size_t>(turns_[items_.layer[item]], kTurns - 1);
+    return kMix * Left(item, fast_, fast_left_) / Known(fast_left_, turns) +
+           (1 - kMix) * Left(item, slow_, slow_left_) / Known(slow_left_, turns);
   }
   // Layers from now until the item's comes again, 1 to layers.
   int32_t Distance(uint32_t item) const {
@@ -156,6 +158,12 @@ class Frequencies {
              const std::array<float, kTurns>& left) const {
     const uint32_t past = turns_[items_.layer[item]] - turn_[item];
     return past < kTurns ? share[item] * left[past] : 0.0f;
+  }
+
+  // The weight of all turns so far. Without it, what was used in each of a few turns would look
+  // rare, and rarer than what the turn at hand has just used.
+  float Known(const std::array<float, kTurns>& left, size_t turns) const {
+    return items_.heat.empty() && turns > 0 ? 1 - left[turns] : 1.0f;
   }
 
   const PolicyItems& items_;
@@ -243,10 +251,14 @@ std::optional<CachePolicyKind> ParseCachePolicy(std::string_view name) {
 std::unique_ptr<CachePolicy> MakeCachePolicy(CachePolicyKind kind, uint32_t slots,
                                              const PolicyItems& items) {
   switch (kind) {
-    case CachePolicyKind::kLru: return std::make_unique<LruPolicy>(slots);
-    case CachePolicyKind::kSlru: return std::make_unique<SlruPolicy>(slots);
-    case CachePolicyKind::kLfu: return std::make_unique<LfuPolicy>(slots, items);
-    case CachePolicyKind::kSweep: break;
+    case CachePolicyKind::kLru:
+      return std::make_unique<LruPolicy>(slots);
+    case CachePolicyKind::kSlru:
+      return std::make_unique<SlruPolicy>(slots);
+    case CachePolicyKind::kLfu:
+      return std::make_unique<LfuPolicy>(slots, items);
+    case CachePolicyKind::kSweep:
+      break;
   }
   return std::make_unique<SweepPolicy>(slots, items);
 }

@@ -30,7 +30,7 @@ struct Entry {
   bool used = false;         // requested since that read began
   uint32_t slot = kNoSlot;
   uint32_t pins = 0;
-  uint32_t needed = 0;  // requests that are sure to come (LayerRouted)
+  uint32_t needed = 0;               // requests that are sure to come (LayerRouted)
   uint32_t generation = 0;           // of the last read
   std::vector<uint64_t> waiters;     // one callback each
   std::vector<uint16_t> hinted_for;  // frames whose guess is not settled yet

@@ -60,8 +60,8 @@ struct Parser {
   std::map<std::pair<uint16_t, uint16_t>, RouteVisit> pending;  // guesses, by frame and layer
 
   uint16_t Layer(Words& words) const {
-    const auto layer = static_cast<uint16_t>(
-        words.Number(0, static_cast<uint64_t>(trace.layers) - 1, "a layer"));
+    const auto layer =
+        static_cast<uint16_t>(words.Number(0, static_cast<uint64_t>(trace.layers) - 1, "a layer"));
     return layer;
   }
   RouteVisit& Pending(Words& words) {
@@ -252,8 +252,8 @@ void RouteTraceWriter::Finish() {
   const std::lock_guard lock(mutex_);
   const bool failed = std::ferror(file_) != 0;
   if (std::fclose(std::exchange(file_, nullptr)) != 0 || failed) {
-    throw IoError(fmt::format("{}: writing the route trace failed: {}", path_,
-                              std::strerror(errno)));
+    throw IoError(
+        fmt::format("{}: writing the route trace failed: {}", path_, std::strerror(errno)));
   }
 }
 

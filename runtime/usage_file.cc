@@ -55,8 +55,7 @@ class Parser {
   void Triple(int64_t a, int64_t b, int64_t c) {
     if (a == -1) {
       if (b == usage_.layers && c == usage_.experts) return;
-      Fail(fmt::format("-1 {} {}: this model's layers and experts", usage_.layers,
-                       usage_.experts));
+      Fail(fmt::format("-1 {} {}: this model's layers and experts", usage_.layers, usage_.experts));
     }
     if (a == -2) {
       if (b <= kVersion && c == kArchitecture) return;
@@ -90,8 +89,8 @@ std::optional<ExpertUsage> ReadUsage(const std::string& path, int32_t layers, in
 }
 
 void WriteUsage(const std::string& path, const ExpertUsage& usage) {
-  std::string text = fmt::format("-1 {} {}\n-2 {} {}\n", usage.layers, usage.experts, kVersion,
-                                 kArchitecture);
+  std::string text =
+      fmt::format("-1 {} {}\n-2 {} {}\n", usage.layers, usage.experts, kVersion, kArchitecture);
   bool any = false;
   for (size_t i = 0; i < usage.counts.size(); ++i) {
     if (usage.counts[i] == 0) continue;
@@ -112,8 +111,7 @@ std::vector<float> HeatOf(const ExpertUsage& usage, int32_t top_k, int32_t rows)
     double all = 0;
     for (size_t e = 0; e < experts; ++e) all += static_cast<double>(usage.counts[first + e]);
     for (size_t e = 0; e < experts && all > 0; ++e) {
-      const double one =
-          std::min(1.0, top_k * static_cast<double>(usage.counts[first + e]) / all);
+      const double one = std::min(1.0, top_k * static_cast<double>(usage.counts[first + e]) / all);
       heat[first + e] = static_cast<float>(1 - std::pow(1 - one, rows));
     }
   }
