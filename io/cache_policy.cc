@@ -111,10 +111,11 @@ class Frequencies {
     uint16_t last = 0;
     for (const uint16_t layer : items.layer) last = std::max(last, layer);
     turns_.resize(size_t{last} + 1);
-    rank_.resize(size_t{last} + 1);
+    last_turn_.resize(size_t{last} + 1);
+    std::vector<bool> with_items(size_t{last} + 1);
     turn_.resize(slow_.size());
-    for (const uint16_t layer : items.layer) rank_[layer] = 1;
-    for (int32_t& rank : rank_) rank = rank == 0 ? 0 : layers_++;
+    for (const uint16_t layer : items.layer) with_items[layer] = true;
+    layers_ = static_cast<int32_t>(std::count(with_items.begin(), with_items.end(), true));
     for (size_t i = 0; i < items.heat.size(); ++i) slow_[i] = fast_[i] = items.heat[i];
     double slow = 1, fast = 1;
     for (size_t turn = 0; turn < kTurns; ++turn) {
@@ -128,7 +129,7 @@ class Frequencies {
   void Routed(uint16_t layer) {
     if (layer >= turns_.size()) return;
     ++turns_[layer];
-    now_ = rank_[layer];
+    last_turn_[layer] = ++now_;
   }
   void Asked(uint32_t item) {
     // A second frame of the same turn adds nothing.
@@ -141,11 +142,9 @@ class Frequencies {
     return kMix * Left(item, fast_, fast_left_) / Known(fast_left_, turns) +
            (1 - kMix) * Left(item, slow_, slow_left_) / Known(slow_left_, turns);
   }
-  // Layers from now until the item's comes again, 1 to layers.
-  int32_t Distance(uint32_t item) const {
-    const int32_t ahead = rank_[items_.layer[item]] - now_;
-    return ahead > 0 ? ahead : ahead + layers_;
-  }
+  // Turns of any layer so far, and how many there were at the item's layer's last one.
+  uint64_t Now() const { return now_; }
+  uint64_t LastTurn(uint32_t item) const { return last_turn_[items_.layer[item]]; }
   int32_t Layers() const { return layers_; }
 
  private:
@@ -167,71 +166,95 @@ class Frequencies {
   }
 
   const PolicyItems& items_;
-  std::vector<float> slow_, fast_;  // of each item when `turn_` was its layer's turn
-  std::vector<uint32_t> turn_;      // of each item
-  std::vector<uint32_t> turns_;     // of each layer
-  std::vector<int32_t> rank_;       // of each layer among those with items
+  std::vector<float> slow_, fast_;   // of each item when `turn_` was its layer's turn
+  std::vector<uint32_t> turn_;       // of each item
+  std::vector<uint32_t> turns_;      // of each layer
+  std::vector<uint64_t> last_turn_;  // of each layer
   std::array<float, kTurns> slow_left_{}, fast_left_{};
-  int32_t layers_ = 0, now_ = 0;
+  int32_t layers_ = 0;
+  uint64_t now_ = 0;
 };
 
-// What the frequency policies share.
+// What the frequency policies share: a worth for each slot, of which the least goes first. It
+// changes with the turns of the item's layer alone and is kept, so that a choice only compares.
 class CountingPolicy : public CachePolicy {
  public:
   CountingPolicy(uint32_t slots, const PolicyItems& items)
-      : frequencies_(items), item_(slots, 0), forgotten_(slots, 1) {}
+      : items_(items),
+        frequencies_(items),
+        item_(slots, kNoItem),
+        layer_(slots, kNoLayer),
+        worth_(slots, kForgotten),
+        slot_of_(items.layer.size(), kNoSlot) {}
 
-  void Routed(uint16_t layer) override { frequencies_.Routed(layer); }
-  void Asked(uint32_t item) override { frequencies_.Asked(item); }
-  void Placed(uint32_t slot, uint32_t item) override {
-    item_[slot] = item;
-    forgotten_[slot] = 0;
+  void Routed(uint16_t layer) override {
+    frequencies_.Routed(layer);
+    for (uint32_t slot = 0; slot < layer_.size(); ++slot) {
+      if (layer_[slot] == layer && worth_[slot] != kForgotten) Weigh(slot);
+    }
   }
-  void Used(uint32_t slot) override { forgotten_[slot] = 0; }
-  void Forget(uint32_t slot) override { forgotten_[slot] = 1; }
+  void Asked(uint32_t item) override {
+    frequencies_.Asked(item);
+    if (slot_of_[item] != kNoSlot) Weigh(slot_of_[item]);
+  }
+  void Placed(uint32_t slot, uint32_t item) override {
+    if (item_[slot] != kNoItem && slot_of_[item_[slot]] == slot) slot_of_[item_[slot]] = kNoSlot;
+    item_[slot] = item;
+    layer_[slot] = items_.layer[item];
+    slot_of_[item] = slot;
+    Weigh(slot);
+  }
+  void Used(uint32_t slot) override { Weigh(slot); }
+  void Forget(uint32_t slot) override { worth_[slot] = kForgotten; }
+  std::optional<uint32_t> Victim(const MayGo& may_go) const override {
+    return Least(
+        static_cast<uint32_t>(worth_.size()), [&](uint32_t slot) { return worth_[slot]; }, may_go);
+  }
 
  protected:
-  uint32_t Slots() const { return static_cast<uint32_t>(item_.size()); }
-  // Layers until the slot's item is used again, on average, if each turn of its layer uses it with
-  // the share that did so far.
-  float Wait(uint32_t slot) const {
-    const auto cycle = static_cast<float>(frequencies_.Layers());
-    const float share = std::max(frequencies_.Share(item_[slot]), kLeastShare);
-    return static_cast<float>(frequencies_.Distance(item_[slot])) + cycle * (1 / share - 1);
-  }
-  float Share(uint32_t slot) const { return frequencies_.Share(item_[slot]); }
-  int32_t Layers() const { return frequencies_.Layers(); }
-  bool Forgotten(uint32_t slot) const { return forgotten_[slot] != 0; }
+  static constexpr double kForgotten = -1e300;
+  virtual double Worth(uint32_t item) const = 0;
+  double WorthOf(uint32_t slot) const { return worth_[slot]; }
+  const Frequencies& Counts() const { return frequencies_; }
 
  private:
-  static constexpr float kLeastShare = 1e-6f;
+  static constexpr uint32_t kNoItem = ~uint32_t{0}, kNoSlot = ~uint32_t{0};
+  static constexpr uint16_t kNoLayer = 0xffff;
+  void Weigh(uint32_t slot) { worth_[slot] = Worth(item_[slot]); }
+
+  const PolicyItems& items_;
   Frequencies frequencies_;
-  std::vector<uint32_t> item_;
-  std::vector<uint8_t> forgotten_;
+  std::vector<uint32_t> item_;     // by slot
+  std::vector<uint16_t> layer_;    // by slot
+  std::vector<double> worth_;      // by slot
+  std::vector<uint32_t> slot_of_;  // by item
 };
 
 class LfuPolicy final : public CountingPolicy {
  public:
   using CountingPolicy::CountingPolicy;
-  bool IsCold(uint32_t slot) const override { return Forgotten(slot) || Share(slot) < 0.5f; }
-  std::optional<uint32_t> Victim(const MayGo& may_go) const override {
-    return Least(
-        Slots(), [&](uint32_t slot) { return Forgotten(slot) ? -1.0f : Share(slot); }, may_go);
-  }
+  bool IsCold(uint32_t slot) const override { return WorthOf(slot) < 0.5; }
+
+ private:
+  double Worth(uint32_t item) const override { return Counts().Share(item); }
 };
 
-// In a sweep over all experts the one just used comes back last: what is resident stays so, and the
-// other reads stream through a few slots.
+// Worth: minus the turn at which the item is expected back. Its layer comes again a cycle of layers
+// after its last turn, and is likely to pass the item over as often as it did so far. In a sweep
+// over all experts the one just used comes back last: what is resident stays so, and the other
+// reads stream through a few slots.
 class SweepPolicy final : public CountingPolicy {
  public:
   using CountingPolicy::CountingPolicy;
   // Not expected within a whole cycle; what is hinted comes with the next layer.
   bool IsCold(uint32_t slot) const override {
-    return Forgotten(slot) || Wait(slot) >= static_cast<float>(Layers());
+    return -WorthOf(slot) >= static_cast<double>(Counts().Now()) + Counts().Layers();
   }
-  std::optional<uint32_t> Victim(const MayGo& may_go) const override {
-    return Least(
-        Slots(), [&](uint32_t slot) { return Forgotten(slot) ? -1e30f : -Wait(slot); }, may_go);
+
+ private:
+  double Worth(uint32_t item) const override {
+    const double share = std::max(static_cast<double>(Counts().Share(item)), 1e-6);
+    return -(static_cast<double>(Counts().LastTurn(item)) + Counts().Layers() / share);
   }
 };
 

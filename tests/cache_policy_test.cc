@@ -140,12 +140,11 @@ TEST_CASE("of equally used experts sweep lets go the one whose layer comes last"
     policy->Asked(item);
     policy->Placed(item, item);
   }
-  policy->Routed(1);
-  policy->Asked(1);
-  CHECK(policy->Victim([](uint32_t slot) { return slot != 1; }) == 0u);
-  policy->Routed(2);
-  policy->Asked(2);
-  CHECK(policy->Victim([](uint32_t slot) { return slot == 0 || slot == 3; }) == 0u);
+  policy->Routed(0);
+  policy->Asked(0);
+  CHECK(policy->Victim(Any) == 0u);
+  CHECK(policy->Victim([](uint32_t slot) { return slot != 0; }) == 3u);
+  CHECK(policy->Victim([](uint32_t slot) { return slot == 1 || slot == 2; }) == 2u);
 }
 
 }  // namespace
