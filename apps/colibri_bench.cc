@@ -10,6 +10,7 @@
 #include "apps/flags.h"
 #include "apps/run.h"
 #include "bench/fixture.h"
+#include "bench/io_bench.h"
 #include "bench/kernels_bench.h"
 #include "bench/make_model.h"
 #include "bench/pipeline.h"
@@ -162,6 +163,7 @@ void AddMakeModelFlags(CLI::App* sub, MakeModelOptions* make, std::string* exper
   sub->add_flag("!--no-indexer", m.indexer, "Leave the indexer out");
   sub->add_option("--shard-bytes", m.shard_bytes, "Size at which a shard ends");
   sub->add_option("--seed", m.seed, "Seed of the weights");
+  sub->add_flag("--holes", m.holes, "Zeros that take no room on the drive in place of weights");
   sub->add_option("--tokenizer-from", m.tokenizer_from, "Model folder whose tokenizer is copied")
       ->required();
   sub->add_flag("--quiet", make->quiet, "Do not list the shards");
@@ -212,6 +214,31 @@ void AddReplayFlags(CLI::App* sub, ReplayOptions* o, int* code) {
   sub->add_flag("--guesses", o->guesses, "Recall and waste of the ways to guess, not the policies");
   AddFormatFlags(sub, &o->format);
   sub->callback([o, code] { *code = RunReplay(*o); });
+}
+
+void AddIoFlags(CLI::App* sub, IoBenchOptions* o, int* code) {
+  const auto list = [sub](const char* flag, auto* values, const char* help) {
+    return sub->add_option(flag, *values, help)->delimiter(',')->capture_default_str();
+  };
+  CLI::Option* model = sub->add_option("-m,--model", o->model, "Model folder; again for further");
+  CLI::Option* file = sub->add_option("--file", o->file, "Any file instead of a model's experts");
+  file->excludes(model);
+  sub->add_option("--piece", o->piece, "Bytes of the file that are read as one expert")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30));
+  list("--depth", &o->depths, "Segments in flight")->check(CLI::Range(1, 1024));
+  list("--backend", &o->backends, "uring, pread")->check(CLI::IsMember({"uring", "pread"}));
+  list("--reads", &o->reads, "direct, buffered")->check(CLI::IsMember({"direct", "buffered"}));
+  list("--order", &o->orders, "file, random")->check(CLI::IsMember({"file", "random"}));
+  sub->add_option("--bytes", o->bytes, "Read for each figure, over all repetitions")
+      ->transform(CLI::AsSizeValue(false));
+  sub->add_option("--repetitions", o->repetitions, "The medians are of so many")
+      ->check(CLI::Range(1, 1000));
+  AddFormatFlags(sub, &o->format);
+  sub->callback([o, code] {
+    if (o->model.empty() && o->file.empty()) throw UsageError("io: -m or --file is needed");
+    *code = RunIoBench(*o);
+  });
 }
 
 int Run(int argc, char** argv) {
@@ -306,6 +333,11 @@ int Run(int argc, char** argv) {
   ReplayOptions replay;
   AddReplayFlags(
       app.add_subcommand("replay", "Cache policies and guesses on a recorded route trace"), &replay,
+      &code);
+
+  IoBenchOptions io;
+  AddIoFlags(
+      app.add_subcommand("io", "The drive, read as the engine reads it, beside a plain loop"), &io,
       &code);
 
   MakeModelOptions make;

@@ -166,8 +166,10 @@ ProgressFigures Progress::Look() {
   const Plan& plan = sources_.plan;
   WorkLeft work;
   work.under_way = sources_.engine.Left();
-  work.unread = f.input_open ? sources_.unread(s.lines_read) : 0;
-  work.lines = s.lines_read;
+  const std::optional<double> unread = f.input_open ? sources_.unread(s.lines_read) : 0;
+  const auto ahead = static_cast<double>(s.lines_ahead);
+  if (unread) work.unread = *unread + ahead;
+  work.lines = s.lines_read - s.lines_ahead;
   work.started = s.started;
   work.ended = s.ended;
   work.prompt_tokens = s.prompt_tokens;
@@ -182,7 +184,7 @@ ProgressFigures Progress::Look() {
   work.frames = plan.frames;
   f.lines_under_way = work.under_way.size();
   f.total_guessed = f.input_open && sources_.guessed;
-  if (work.unread) f.lines_total = static_cast<double>(s.lines_read) + *work.unread;
+  if (unread) f.lines_total = static_cast<double>(s.lines_read) + *unread;
   f.sweeps_left = SweepsStillNeeded(work);
   if (f.sweeps_left) f.seconds_left = pace_.SecondsLeft(f.seconds, f.sweeps_left->sweeps);
   return f;

@@ -15,6 +15,11 @@ uint64_t KernelScratchFloats(const Model& model) {
                             : attention;
 }
 
+// Lists longer than a sequence are never made: where everything is selected, nothing is listed.
+int32_t ListLength(const Model& model, const FrameShape& shape) {
+  return model.HasIndexer() ? std::min(model.Config().index_top_k, shape.context) : 0;
+}
+
 // Visits every float buffer of a frame with its size, in one place for both the plan and the frame.
 template <class Visit>
 void ForEachBuffer(const Model& model, const FrameShape& shape, Frame* f, Visit&& visit) {
@@ -77,7 +82,7 @@ uint64_t FrameShape::Bytes(const Model& model) const {
   const ModelConfig& c = model.Config();
   const auto n = static_cast<uint64_t>(rows);
   const auto k = static_cast<uint64_t>(c.top_k);
-  const uint64_t lists = model.HasIndexer() ? n * static_cast<uint64_t>(c.index_top_k) * 4 : 0;
+  const uint64_t lists = n * static_cast<uint64_t>(ListLength(model, *this)) * 4;
   const uint64_t per_row = sizeof(FrameRow) + sizeof(FrameSequence) + sizeof(IndexSet) +
                            sizeof(TokenLogprob) + 4 + k * (16);
   return FloatBytes(model, *this) + lists + n * per_row;
@@ -86,7 +91,7 @@ uint64_t FrameShape::Bytes(const Model& model) const {
 Frame::Frame(const Model& model, const FrameShape& frame_shape)
     : shape(frame_shape),
       hidden_(static_cast<size_t>(model.Config().hidden)),
-      index_top_k_(model.HasIndexer() ? model.Config().index_top_k : 0),
+      list_length_(ListLength(model, frame_shape)),
       kernel_scratch_floats_(KernelScratchFloats(model)),
       buffer_(FloatBytes(model, frame_shape), "the frame") {
   std::byte* next = buffer_.data();
@@ -99,7 +104,7 @@ Frame::Frame(const Model& model, const FrameShape& frame_shape)
   rows.reserve(n);
   sequences.reserve(n);
   index_sets.resize(n);
-  index_lists.resize(n * static_cast<size_t>(index_top_k_));
+  index_lists.resize(n * static_cast<size_t>(list_length_));
   experts.resize(n * k);
   weights.resize(n * k);
   place.resize(n * k);

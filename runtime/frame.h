@@ -115,7 +115,7 @@ class Frame {
   float* index_w = nullptr;          // [rows][index_heads]
   float* index_scores = nullptr;     // [IndexRows()][context]
   std::vector<IndexSet> index_sets;  // [rows]
-  std::vector<int32_t> index_lists;  // [rows][index_top_k]
+  std::vector<int32_t> index_lists;  // [rows][min(index_top_k, context)]
   // Router and experts.
   float* router_logits = nullptr;   // [rows][experts]
   float* router_scratch = nullptr;  // [threads][experts]
@@ -137,7 +137,7 @@ class Frame {
   float* logits = nullptr;  // [kHeadRows][vocab]
 
   int32_t* IndexList(size_t row) {
-    return index_lists.data() + row * static_cast<size_t>(index_top_k_);
+    return index_lists.data() + row * static_cast<size_t>(list_length_);
   }
   float* KernelScratch(int thread) const {
     return kernel_scratch + static_cast<size_t>(thread) * kernel_scratch_floats_;
@@ -145,7 +145,7 @@ class Frame {
 
  private:
   size_t hidden_ = 0;
-  int32_t index_top_k_ = 0;
+  int32_t list_length_ = 0;
   size_t kernel_scratch_floats_ = 0;
   PopulatedBuffer buffer_;
 };

@@ -6,6 +6,17 @@
 #include <utility>
 
 namespace colibri {
+namespace {
+
+uint64_t TextBytes(const Request& request) {
+  uint64_t bytes = request.prompt_text.size();
+  for (const auto& [tool, argument] : request.string_arguments) {
+    bytes += sizeof(std::pair<std::string, std::string>) + tool.size() + argument.size();
+  }
+  return bytes;
+}
+
+}  // namespace
 
 LineError ContextError(const std::string& prompt, int32_t max_tokens, int32_t context) {
   return {
@@ -46,10 +57,14 @@ std::optional<LineError> AdmissionError(const Request& request, int32_t context)
 }
 
 uint64_t LineCharge(const Request& request, int32_t context) {
-  uint64_t bytes = LogprobsOf(request, context) * kLogprobBytes + request.prompt_text.size();
-  for (const auto& [tool, argument] : request.string_arguments) {
-    bytes += sizeof(std::pair<std::string, std::string>) + tool.size() + argument.size();
-  }
+  return LogprobsOf(request, context) * kLogprobBytes + TextBytes(request);
+}
+
+uint64_t RequestBytes(const Request& request) {
+  uint64_t bytes = sizeof(Request) + request.custom_id.size() + TextBytes(request);
+  bytes += request.prompt.capacity() * sizeof(int32_t);
+  for (const std::string& stop : request.stop) bytes += sizeof(std::string) + stop.size();
+  for (const std::string& warning : request.warnings) bytes += sizeof(std::string) + warning.size();
   return bytes;
 }
 

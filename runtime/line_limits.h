@@ -61,6 +61,9 @@ uint64_t LogprobsOf(const Request& request, int32_t context);
 // names of tools, a prompt's text.
 uint64_t LineCharge(const Request& request, int32_t context);
 
+// What a line holds that was read and waits for a sequence, in bytes.
+uint64_t RequestBytes(const Request& request);
+
 // Bytes to read a line at its cap, parse it, render and tokenise its prompt. `token_bytes`: of the
 // longest token (Tokenizer::MostBytes). For a context of 2,048 these are 14 times the cap, of which
 // the worst of the lines in tests/app_memory_test.cc takes 6.5: the line twice, its parse, which

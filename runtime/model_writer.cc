@@ -91,6 +91,9 @@ class OutputFile {
       bytes -= static_cast<size_t>(n);
     }
   }
+  void Lengthen(uint64_t bytes) {
+    if (::ftruncate(fd_, static_cast<off_t>(bytes)) != 0) Fail();
+  }
   // Some file systems report a full disk only here.
   void Close() {
     if (::close(std::exchange(fd_, -1)) != 0) Fail();
@@ -295,6 +298,10 @@ class Series {
     for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(header.size() >> 8 * i & 0xff);
     file.Write(length, sizeof(length));
     file.Write(header.data(), header.size());
+    if (model_.holes) {
+      file.Lengthen(8 + header.size() + offset);
+      tensors_.clear();
+    }
     for (const Tensor& t : tensors_) {
       if (t.IsF32()) {
         WriteFloats(t, model_.seed, file);

@@ -28,6 +28,8 @@ struct SyntheticModel {
   // Published shards have 2.7 GB; a shard ends with the first tensor that reaches the limit.
   uint64_t shard_bytes = 2'700'000'000;
   uint64_t seed = 1;
+  // Zeros that take no room on the drive in place of weights: for plans of a model of any size.
+  bool holes = false;
   // A model directory whose tokenizer.json, tokenizer_config.json and generation_config.json are
   // copied and whose end tokens are taken; "" for none.
   std::string tokenizer_from;

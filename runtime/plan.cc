@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
+#include <functional>
 #include <iterator>
-#include <sstream>
+#include <optional>
+#include <utility>
 
 #include "io/error.h"
 #include "runtime/frame.h"
@@ -21,75 +22,26 @@ constexpr uint64_t kMargin = 64'000'000;
 // Stacks, TBB's pools, the output queue: measured at 9 MiB with two threads, generously rounded.
 constexpr uint64_t kBaseExtra = 16 * kMiB;
 constexpr uint64_t kBasePerThread = 2 * kMiB;
-// Wider frames gain little: 256 rows touch 99.97 % of 256 experts at 8 a token.
-constexpr int32_t kDefaultRows = 256;
+// Widths in the order in which they are tried. 256 rows touch 99.97 % of 256 experts at 8 a token;
+// wider ones share the same reads among more rows. Another one than 256 has to gain something, a
+// narrower one more: what the prompts need may be less than is guessed, and then width helps.
+constexpr int32_t kWidths[] = {256, 128, 64, 32, 16, 8, 4, 2, 1, 512, 1024};
+constexpr double kWiderGain = 0.97, kNarrowerGain = 0.9;
+// A row's arithmetic takes as long as reading a 32nd of the experts that a row alone asks for: on
+// paper a 12th to a 35th, from two cores beside a drive of 3 GB/s to 16 beside 14 GB/s. Narrow
+// frames fetch weights from memory for few rows: a single row costs nine times as much.
+constexpr double kRowArithmetic = 1.0 / 32;
+constexpr double kNarrowRows = 8;
+// Pages are tried in so many steps from none to all that is left.
+constexpr int32_t kSplits = 16;
+// Attention costs 11 MOP for each row and position, the rest of a row 80 GOP at real size: with so
+// many positions a row it takes as long as the rest.
+constexpr int64_t kPositionsARow = 8192;
 constexpr int32_t kDefaultContext = 4096;
-
-std::optional<uint64_t> ReadNumber(const std::string& path) {
-  std::ifstream file(path);
-  uint64_t value = 0;
-  if (!(file >> value)) return std::nullopt;
-  return value;
-}
-
-// "Name:   123 kB" lines of /proc files.
-std::optional<uint64_t> ReadKilobytes(const std::string& path, const std::string& name) {
-  std::ifstream file(path);
-  std::string line;
-  while (std::getline(file, line)) {
-    if (line.rfind(name + ":", 0) != 0) continue;
-    return std::strtoull(line.c_str() + name.size() + 1, nullptr, 10) * 1024;
-  }
-  return std::nullopt;
-}
-
-uint64_t ReadStat(const std::string& path, const std::string& name) {
-  std::ifstream file(path);
-  std::string key;
-  uint64_t value = 0;
-  while (file >> key >> value) {
-    if (key == name) return value;
-  }
-  return 0;
-}
-
-// The tightest limit of the process's cgroups, less what is in use and cannot be reclaimed.
-std::optional<uint64_t> CgroupRoom(const std::string& root) {
-  std::ifstream file(root + "/proc/self/cgroup");
-  std::optional<uint64_t> room;
-  const auto consider = [&](const std::string& limit_file, const std::string& usage_file,
-                            const std::string& stat_file, const std::string& reclaimable) {
-    const auto limit = ReadNumber(limit_file);
-    if (!limit || *limit >= uint64_t{1} << 60) return;
-    const uint64_t usage = ReadNumber(usage_file).value_or(0);
-    const uint64_t cache = std::min(usage, ReadStat(stat_file, reclaimable));
-    const uint64_t used = usage - cache;
-    const uint64_t left = *limit > used ? *limit - used : 0;
-    if (!room || left < *room) room = left;
-  };
-  std::string line;
-  while (std::getline(file, line)) {
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    std::string path = line.substr(second + 1);
-    const bool v2 = controllers.empty();
-    if (!v2 && controllers.find("memory") == std::string::npos) continue;
-    const std::string mount = root + (v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
-    for (;;) {  // a parent's limit binds too; inside a container the path may not exist below mount
-      const std::string dir = mount + (path == "/" ? "" : path) + "/";
-      if (v2) {
-        consider(dir + "memory.max", dir + "memory.current", dir + "memory.stat", "inactive_file");
-      } else {
-        consider(dir + "memory.limit_in_bytes", dir + "memory.usage_in_bytes", dir + "memory.stat",
-                 "total_inactive_file");
-      }
-      if (path.empty() || path == "/") break;
-      path = path.substr(0, path.rfind('/'));
-    }
-  }
-  return room;
-}
+// Lines that wait for a sequence: some thousand usual ones. They only shorten the end of a run: not
+// where memory is short.
+constexpr uint64_t kAheadBytes = 2 * kMiB;
+constexpr uint64_t kAheadBudget = 192'000'000;
 
 uint64_t N(int32_t v) { return static_cast<uint64_t>(v); }
 
@@ -117,8 +69,11 @@ uint64_t TokenLists(int32_t sequences, int32_t context) {
 void SetLines(const PlanRequest& r, Plan* p) {
   p->line_pool = r.logprobs ? std::max(kMaxLogprobBytes, p->budget / 64) : kSmallPool;
   p->held_back = r.held_back ? p->line_pool : 0;
-  p->lines = LineReadBytes(p->context, r.token_bytes) + p->line_pool + p->held_back +
-             TokenLists(p->sequences, p->context);
+  p->ahead = r.reads_ahead && p->budget >= kAheadBudget ? kAheadBytes : 0;
+  // The last of them may go beyond by what one holds.
+  const uint64_t one = p->ahead > 0 ? MaxLineBytes(p->context) : 0;
+  p->lines = LineReadBytes(p->context, r.token_bytes) + p->line_pool + p->held_back + p->ahead +
+             one + TokenLists(p->sequences, p->context);
 }
 
 uint64_t SlotBytes(const std::vector<SlotClass>& classes) {
@@ -168,8 +123,115 @@ uint64_t Pages(int64_t tokens, int32_t page_tokens) {
   return static_cast<uint64_t>((tokens + page_tokens - 1) / page_tokens);
 }
 
-[[noreturn]] void DoesNotFit(const Model& model, const PlanRequest& r, const Plan& p,
-                             uint64_t page) {
+// Tokens of the longest answer with its prompt, as far as is known.
+int32_t MostTokens(const PlanRequest& r, int32_t context) {
+  return r.most_tokens > 0 ? std::min(r.most_tokens, context) : context;
+}
+
+// Rows that the input can fill at once: all of a prompt, one for each answer under way.
+uint64_t UsableRows(const PlanRequest& r, int32_t context) {
+  uint64_t answers = r.answers.value_or(uint64_t{1} << 30);
+  if (r.sequences > 0) answers = std::min(answers, N(r.sequences));
+  uint64_t rows = std::max<uint64_t>(1, answers) * N(MostTokens(r, context));
+  if (r.prompt_tokens > 0) rows = std::min(rows, std::max(r.prompt_tokens, answers));
+  return rows;
+}
+
+// A row alone reads so many bytes of experts, all rows together what they choose of them.
+double BytesAlone(const Model& model) {
+  double bytes = 0;
+  for (const Model::ExpertClass& c : model.ExpertClasses()) {
+    if (Used(model, c)) bytes += static_cast<double>(c.slot_bytes) * c.experts;
+  }
+  return bytes * model.Config().top_k / std::max(1, model.Config().experts);
+}
+
+void Estimate(const Model& model, const PlanRequest& r, Plan* p) {
+  const ModelConfig& c = model.Config();
+  const int32_t held = r.held_tokens > 0 ? std::min(r.held_tokens, p->context) : p->context / 4;
+  const double pages = static_cast<double>(Pages(std::max(1, held), p->page_tokens));
+  p->together = std::clamp(p->kv_pages / pages, 1.0, static_cast<double>(p->sequences));
+  // Answers that all start together soon have no prompts beside them.
+  const bool replaced = r.answers.value_or(UINT64_MAX) > N(p->sequences);
+  p->filled_rows = std::min<double>(p->rows, p->together * (replaced ? r.rows_per_token : 1));
+  const double chosen = static_cast<double>(c.top_k) / std::max(1, c.experts);
+  p->union_share = 1 - std::pow(1 - chosen, p->filled_rows);
+  double all = 0, resident = 0;
+  for (size_t i = 0; i < p->slot_classes.size(); ++i) {
+    const Model::ExpertClass& e = model.ExpertClasses()[i];
+    if (!Used(model, e)) continue;
+    all += static_cast<double>(e.slot_bytes) * e.experts;
+    resident += static_cast<double>(e.slot_bytes) * p->slot_classes[i].count;
+  }
+  p->resident_share = all > 0 ? resident / all : 1;
+  p->sweep_bytes = static_cast<uint64_t>(p->union_share * (all - resident));
+}
+
+// Bytes a row: what it reads, or what its arithmetic takes if that is more.
+double RowCost(const Model& model, const Plan& p) {
+  const double reads = static_cast<double>(p.sweep_bytes) / p.filled_rows;
+  return std::max(reads, BytesAlone(model) * kRowArithmetic * (1 + kNarrowRows / p.filled_rows));
+}
+
+void SetPages(const Model& model, const PlanRequest& r, uint64_t pages, Plan* p) {
+  p->kv_pages = static_cast<int32_t>(std::min<uint64_t>(pages, 1u << 30));
+  p->kv = N(p->kv_pages) * KvShapeOf(model, r.page_tokens, r.kv_type).PageBytes();
+}
+
+// The least for frames of `rows` rows: pages for one context, a slot of each class.
+void SetWidth(const Model& model, const PlanRequest& r, int32_t rows, Plan* p) {
+  p->rows = rows;
+  p->prefill_rows = r.prefill_rows > 0 ? std::min(r.prefill_rows, rows) : rows;
+  const uint64_t answers = std::max<uint64_t>(1, r.answers.value_or(1u << 30));
+  p->sequences = static_cast<int32_t>(std::min(N(r.sequences > 0 ? r.sequences : rows), answers));
+  p->scratch = Scratch(model, r, rows, p->sequences, p->context);
+  SetLines(r, p);
+  SetPages(model, r, Pages(p->context, r.page_tokens), p);
+  p->slot_classes = SlotsFor(model, r, 0);
+  p->slots = SlotBytes(p->slot_classes);
+}
+
+uint64_t LimitOf(const Plan& p) { return p.budget > p.margin ? p.budget - p.margin : 0; }
+
+// Shares out what is left between pages and slots. Whatever the pages gain, some slots are kept: a
+// quarter of a layer, so that reading goes on while attention computes.
+void ShareOut(const Model& model, const PlanRequest& r, Plan* p) {
+  const uint64_t limit = LimitOf(*p), rest = limit - p->Total();
+  const uint64_t page = p->kv / N(p->kv_pages), least = N(p->kv_pages);
+  const uint64_t most =
+      std::max(least, N(p->sequences) * Pages(MostTokens(r, p->context), r.page_tokens));
+  const auto with_pages = [&](uint64_t room) {
+    Plan tried = *p;
+    SetPages(model, r, std::min(least + room / page, most), &tried);
+    tried.slot_classes = SlotsFor(model, r, limit - (tried.Total() - tried.slots));
+    tried.slots = SlotBytes(tried.slot_classes);
+    Estimate(model, r, &tried);
+    return tried;
+  };
+  if (r.slot_count || r.slot_share) {
+    *p = with_pages(rest);
+    return;
+  }
+  uint64_t streaming = 0;
+  for (const Model::ExpertClass& c : model.ExpertClasses()) {
+    if (Used(model, c))
+      streaming = std::max(streaming, c.slot_bytes * N(model.Config().experts / 4));
+  }
+  const uint64_t room = rest - std::min(streaming, rest / 4);
+  Plan best = with_pages(0);
+  for (uint64_t i = 1; i <= kSplits; ++i) {
+    Plan tried = with_pages(room / kSplits * i);
+    if (RowCost(model, tried) < RowCost(model, best)) best = std::move(tried);
+  }
+  // What slots leave goes to pages.
+  const uint64_t pages = N(best.kv_pages) + (limit - best.Total()) / page;
+  SetPages(model, r, std::min(pages, most), &best);
+  Estimate(model, r, &best);
+  *p = std::move(best);
+}
+
+[[noreturn]] void DoesNotFit(const Model& model, const PlanRequest& r, const Plan& p) {
+  const uint64_t page = p.kv / N(p.kv_pages);
   std::string text = fmt::format(
       "the plan does not fit: it takes {}, the budget ({}) is {} and {} of it stay free\n"
       "  process {}, dense weights {}, KV {}, scratch {}, prompt lines {}, expert slots "
@@ -210,6 +272,112 @@ uint64_t Pages(int64_t tokens, int32_t page_tokens) {
   throw UsageError(text);
 }
 
+// Settings beyond what the input can use, cut to it.
+PlanRequest CutToUse(const PlanRequest& asked, int32_t context) {
+  PlanRequest r = asked;
+  const uint64_t usable = UsableRows(r, context);
+  if (r.rows > 0) r.rows = static_cast<int32_t>(std::min(N(r.rows), usable));
+  // A sequence is in one frame at a time.
+  uint64_t answers = std::max<uint64_t>(1, r.answers.value_or(N(r.frames)));
+  if (r.sequences > 0) answers = std::min(answers, N(r.sequences));
+  r.frames = static_cast<int32_t>(std::min(N(r.frames), answers));
+  return r;
+}
+
+// The width whose rows cost least. Wider ones than asked for are not tried, nor those whose
+// scratch, with the lists of their sequences' tokens, is more than an eighth of what is left beside
+// the dense weights and the lines.
+Plan Best(const Model& model, const PlanRequest& r, const Plan& empty) {
+  if (r.rows > 0) {
+    Plan p = empty;
+    SetWidth(model, r, r.rows, &p);
+    if (p.Total() > LimitOf(p)) DoesNotFit(model, r, p);
+    ShareOut(model, r, &p);
+    return p;
+  }
+  std::optional<Plan> best;
+  const uint64_t usable = UsableRows(r, empty.context);
+  for (const int32_t width : kWidths) {
+    Plan p = empty;
+    SetWidth(model, r, static_cast<int32_t>(std::min(N(width), usable)), &p);
+    if (p.Total() > LimitOf(p)) {
+      if (width == 1 && !best) DoesNotFit(model, r, p);
+      continue;
+    }
+    const uint64_t lists = TokenLists(p.sequences, p.context);
+    const uint64_t fixed = p.base + p.dense + p.lines - lists;
+    if (width > 1 && p.scratch + lists > (LimitOf(p) - fixed) / 8) continue;
+    ShareOut(model, r, &p);
+    const double gain = best && p.rows > best->rows ? kWiderGain : kNarrowerGain;
+    if (!best || RowCost(model, p) < gain * RowCost(model, *best)) best = std::move(p);
+  }
+  return *best;
+}
+
+using Note = std::function<void(const std::string& flag, const std::string& why, uint64_t bytes)>;
+
+// What was asked for beyond what the input can use: cut, or, for the context, which answers depend
+// on, only said.
+void NoteCuts(const Model& model, const PlanRequest& asked, const Plan& p, const Note& note) {
+  const PlanRequest r = CutToUse(asked, p.context);
+  const auto scratch = [&](const PlanRequest& how, int32_t rows, int32_t sequences) {
+    return Scratch(model, how, rows, sequences, p.context) + TokenLists(sequences, p.context);
+  };
+  const uint64_t now = scratch(r, p.rows, p.sequences);
+  if (asked.rows > p.rows) {
+    note(fmt::format("--max-rows {}", asked.rows),
+         fmt::format("the prompts fill {} at most; scratch is smaller by", p.rows),
+         scratch(r, asked.rows, p.sequences) - now);
+  }
+  if (asked.sequences > p.sequences) {
+    note(fmt::format("--max-seqs {}", asked.sequences),
+         fmt::format("the prompts ask for {}; lists of tokens are smaller by", p.sequences),
+         scratch(r, p.rows, asked.sequences) - now);
+  }
+  if (asked.frames > p.frames) {
+    note(fmt::format("--frames {}", asked.frames),
+         fmt::format("the prompts fill {} at most; scratch is smaller by", p.frames),
+         scratch(asked, p.rows, p.sequences) - now);
+  }
+  const int32_t most = (MostTokens(r, p.context) + 63) / 64 * 64;
+  if (asked.context <= most) return;
+  Plan longer = p, shorter = p;
+  shorter.context = most;
+  SetWidth(model, r, p.rows, &longer);
+  SetWidth(model, r, p.rows, &shorter);
+  note(fmt::format("--ctx-size {}", asked.context),
+       fmt::format("prompts and answers take {} at most; --ctx-size {} gains", most, most),
+       longer.Total() - shorter.Total());
+}
+
+// What --slots and --ram by hand leave without use.
+void NoteUnused(const Model& model, const PlanRequest& asked, const Plan& p, const Note& note) {
+  const bool by_hand = asked.slot_count || asked.slot_share;
+  uint64_t beyond = 0;
+  for (size_t i = 0; by_hand && i < p.slot_classes.size(); ++i) {
+    const SlotClass& slots = p.slot_classes[i];
+    const double more = asked.slot_count.value_or(0) - slots.count;
+    if (more > 0) beyond += static_cast<uint64_t>(more * static_cast<double>(slots.bytes));
+    if (Used(model, model.ExpertClasses()[i])) continue;
+    note(
+        "--slots",
+        fmt::format("{} are for experts of the MTP layer, which nothing asks for; all but one take",
+                    slots.count),
+        slots.bytes * (slots.count - 1));
+  }
+  if (beyond > 0) {
+    note(fmt::format("--slots {:.0f}", *asked.slot_count),
+         fmt::format("the model has {} experts; slots are smaller by", p.expert_total), beyond);
+  }
+  const uint64_t unused = LimitOf(p) - p.Total();
+  if (unused <= p.budget / 50) return;
+  if (by_hand && p.slot_total < p.expert_total) {
+    note("--slots", "without it more experts would stay in memory; no use is made of", unused);
+  } else if (asked.ram) {
+    note(fmt::format("--ram {}", SizeText(*asked.ram)), "no use is made of", unused);
+  }
+}
+
 }  // namespace
 
 std::string SizeText(uint64_t bytes) {
@@ -222,116 +390,83 @@ std::string SizeText(uint64_t bytes) {
   return fmt::format("{:.{}f} {}", value, decimals, kUnits[unit]);
 }
 
-uint64_t ResidentBytes() { return ReadKilobytes("/proc/self/status", "VmRSS").value_or(0); }
-uint64_t PeakResidentBytes() { return ReadKilobytes("/proc/self/status", "VmHWM").value_or(0); }
-
 int32_t DefaultContext(const ModelConfig& config) {
   return std::min(kDefaultContext, config.max_positions);
 }
 
-MemoryBudget AvailableMemory(const std::string& root) {
-  const uint64_t available =
-      ReadKilobytes(root + "/proc/meminfo", "MemAvailable").value_or(uint64_t{4} << 30);
-  // The rest of the machine and the page cache of headers: 5 %, at least 512 MiB.
-  const uint64_t reserve = std::max(available / 20, 512 * kMiB);
-  MemoryBudget budget{available > reserve ? available - reserve : available / 2,
-                      "memory available"};
-  if (const auto room = CgroupRoom(root); room && *room < budget.bytes) {
-    budget = {*room, "cgroup limit"};
-  }
-  return budget;
-}
+int64_t Plan::PrefillWork() const { return int64_t{prefill_rows} * kPositionsARow; }
 
-Plan MakePlan(const Model& model, const PlanRequest& r) {
+Plan MakePlan(const Model& model, const PlanRequest& asked) {
   Plan p;
-  const MemoryBudget machine = r.ram ? MemoryBudget{*r.ram, "--ram"} : AvailableMemory();
+  const MemoryBudget machine = asked.ram ? MemoryBudget{*asked.ram, "--ram"} : AvailableMemory();
   p.budget = machine.bytes;
   p.budget_source = machine.source;
   // The process's own memory is not part of what the machine has left.
-  if (!r.ram) p.budget += ResidentBytes();
+  if (!asked.ram) p.budget += ResidentBytes();
   p.margin = Margin(p.budget);
-  p.threads = r.threads;
-  p.frames = r.frames;
-  p.context = r.context > 0 ? r.context : DefaultContext(model.Config());
-  p.page_tokens = r.page_tokens;
-  p.base = ResidentBytes() + kBaseExtra + N(r.threads) * kBasePerThread;
+  p.threads = asked.threads;
+  p.context = asked.context > 0 ? asked.context : DefaultContext(model.Config());
+  p.page_tokens = asked.page_tokens;
+  p.base = ResidentBytes() + kBaseExtra + N(asked.threads) * kBasePerThread;
   p.dense = model.DenseBytes();
-  const uint64_t page = KvShapeOf(model, r.page_tokens, r.kv_type).PageBytes();
-  const uint64_t context_pages = Pages(p.context, r.page_tokens);
-  const uint64_t limit = p.budget > p.margin ? p.budget - p.margin : 0;
-  const uint64_t answers = std::max<uint64_t>(1, r.answers.value_or(1u << 30));
-  // Rows: as asked, else the widest frame whose scratch, with the lists of its sequences' tokens,
-  // is no more than an eighth of what is left beside the dense weights and the lines.
-  for (p.rows = r.rows > 0 ? r.rows : kDefaultRows;; p.rows /= 2) {
-    const auto most = static_cast<uint64_t>(r.sequences > 0 ? r.sequences : p.rows);
-    p.sequences = static_cast<int32_t>(std::min(most, answers));
-    p.scratch = Scratch(model, r, p.rows, p.sequences, p.context);
-    SetLines(r, &p);
-    const uint64_t lists = TokenLists(p.sequences, p.context);
-    const uint64_t fixed = p.base + p.dense + p.lines - lists;
-    if (r.rows > 0 || p.rows == 1 || (limit > fixed && p.scratch + lists <= (limit - fixed) / 8)) {
-      break;
-    }
-  }
-  p.prefill_rows = r.prefill_rows > 0 ? std::min(r.prefill_rows, p.rows) : p.rows;
-  const auto set_pages = [&](uint64_t pages) {
-    p.kv_pages = static_cast<int32_t>(std::min<uint64_t>(pages, 1u << 30));
-    p.kv = N(p.kv_pages) * page;
-  };
-  set_pages(context_pages);
-  p.slot_classes = SlotsFor(model, r, 0);
-  p.slots = SlotBytes(p.slot_classes);
-  if (p.Total() > limit) DoesNotFit(model, r, p, page);
-  // What is left: a third for more sequences' pages, as far as they can use it, then slots up to
-  // all experts, then pages again.
-  const uint64_t most_pages = N(p.sequences) * context_pages;
-  const auto grow_kv = [&](uint64_t room) {
-    set_pages(std::min(N(p.kv_pages) + room / page, most_pages));
-  };
-  const bool by_hand = r.slot_count || r.slot_share;
-  grow_kv(by_hand ? limit - p.Total() : (limit - p.Total()) / 3);
-  p.slot_classes = SlotsFor(model, r, limit - (p.Total() - p.slots));
-  p.slots = SlotBytes(p.slot_classes);
-  if (p.Total() > limit) DoesNotFit(model, r, p, page);
-  grow_kv(limit - p.Total());
+  const PlanRequest r = CutToUse(asked, p.context);
+  p.frames = r.frames;
+  p = Best(model, r, p);
   for (const SlotClass& s : p.slot_classes) p.slot_total += s.count;
   for (const Model::ExpertClass& e : model.ExpertClasses()) {
-    p.expert_total += Used(model, e) || by_hand ? e.experts : 1;
+    p.expert_total += Used(model, e) || r.slot_count || r.slot_share ? e.experts : 1;
   }
+  const Note note = [&p](const std::string& flag, const std::string& why, uint64_t bytes) {
+    if (bytes >= kMiB) p.wasted.push_back(fmt::format("{}: {} {}", flag, why, SizeText(bytes)));
+  };
+  NoteCuts(model, asked, p, note);
+  NoteUnused(model, asked, p, note);
   return p;
 }
 
 std::string Plan::Line() const {
-  return fmt::format(
+  std::string text = fmt::format(
       "plan: {} of {} ({}): dense {}, KV {} for {} tokens, scratch {}, lines {}, {} of {} experts "
-      "{}; "
-      "{} rows, {} answers at once, {} threads",
+      "{}; {} rows, {} answers at once, {} threads",
       SizeText(Total()), SizeText(budget), budget_source, SizeText(dense), SizeText(kv),
       N(kv_pages) * N(page_tokens), SizeText(scratch), SizeText(lines), slot_total, expert_total,
       SizeText(slots), rows, sequences, threads);
+  if (sweep_bytes > 0) text += fmt::format("; a sweep reads {}", SizeText(sweep_bytes));
+  return text;
 }
 
 std::string Plan::Table() const {
   std::string text;
-  const auto row = [&](std::string_view what, uint64_t bytes, const std::string& note) {
-    text += fmt::format("{:<16}{:>12}  {}\n", what, SizeText(bytes), note);
+  const auto row = [&](std::string_view what, std::string_view figure, const std::string& note) {
+    text += fmt::format("{:<16}{:>12}  {}\n", what, figure, note);
   };
-  row("budget", budget, budget_source);
-  row("process", base, "program, headers, tokenizer, threads");
-  row("dense weights", dense, "attention, shared experts, dense layers, head, embedding");
-  row("KV", kv,
-      fmt::format("{} pages of {} tokens; --ctx-size {}", kv_pages, page_tokens, context));
-  row("scratch", scratch,
-      fmt::format("{} frame(s) of {} rows, {} of them prefill; {} sequences", frames, rows,
-                  prefill_rows, sequences));
-  row("lines", lines,
-      fmt::format("a prompt line being read, tokens of those under way, {} for what they ask for",
-                  SizeText(line_pool)));
+  const auto size = [&](std::string_view what, uint64_t bytes, const std::string& note) {
+    row(what, SizeText(bytes), note);
+  };
+  size("budget", budget, budget_source);
+  size("process", base, "program, headers, tokenizer, threads");
+  size("dense weights", dense, "attention, shared experts, dense layers, head, embedding");
+  size("KV", kv,
+       fmt::format("{} pages of {} tokens; --ctx-size {}", kv_pages, page_tokens, context));
+  size("scratch", scratch,
+       fmt::format("{} frame(s) of {} rows, {} of them prefill; {} sequences", frames, rows,
+                   prefill_rows, sequences));
+  size("lines", lines,
+       fmt::format("a prompt line being read, tokens of those under way, {} for what they ask for",
+                   SizeText(line_pool)));
   for (const SlotClass& s : slot_classes) {
-    row("expert slots", s.bytes * s.count,
-        fmt::format("{} slots of {}", s.count, SizeText(s.bytes)));
+    size("expert slots", s.bytes * s.count,
+         fmt::format("{} slots of {}", s.count, SizeText(s.bytes)));
   }
-  row("total", Total(), fmt::format("{} kept free", SizeText(margin)));
+  size("total", Total(), fmt::format("{} kept free", SizeText(margin)));
+  row("resident", fmt::format("{:.1f} %", 100 * resident_share),
+      fmt::format("of the experts: {} of {}", slot_total, expert_total));
+  size("a sweep reads", sweep_bytes,
+       fmt::format("{:.0f} rows of {:.0f} answers choose {:.1f} % of the experts", filled_rows,
+                   together, 100 * union_share));
+  size("a row reads", static_cast<uint64_t>(static_cast<double>(sweep_bytes) / filled_rows),
+       "with its share of the sweep");
+  for (const std::string& one : wasted) text += one + "\n";
   return text;
 }
 

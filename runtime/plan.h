@@ -1,6 +1,12 @@
 // How a run's memory is laid out before anything large is allocated: dense weights, KV pages, frame
 // scratch, slots; and how wide frames are. Peak resident memory stays within the budget.
-// Threads: pure, but for what it asks of the machine.
+//
+// Width, KV and slots follow from what a sweep costs a row. With B rows, k of E experts a row and
+// the share r of the experts resident, it reads the layers' unions, E (1 - (1 - k/E)^B) experts
+// each, less r of them, for B rows together; a row's arithmetic, as the bytes that the drive brings
+// meanwhile, is the floor. So memory goes to pages, which make B larger, until reading costs no
+// more than computing; where all experts fit, slots come first. Threads: pure, but for what it asks
+// of the machine.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +16,7 @@
 
 #include "io/slot_pool.h"
 #include "runtime/kv_store.h"
+#include "runtime/memory_budget.h"
 #include "runtime/weights.h"
 
 namespace colibri {
@@ -22,10 +29,16 @@ struct PlanRequest {
   int32_t rows = 0, sequences = 0, prefill_rows = 0;  // 0: as wide as the plan allows
   // Answers the input can ask for, if known: KV for more sequences than that would never be used.
   std::optional<uint64_t> answers;
-  int32_t context = 0;      // 0: DefaultContext of the model
-  size_t token_bytes = 16;  // the longest token's: Tokenizer::MostBytes(1)
-  bool logprobs = true;     // lines may ask for them
-  bool held_back = false;   // records wait in memory for their turn
+  // What they ask for, in tokens, as far as it can be told; 0: unknown. All prompts together; what
+  // an answer with its prompt takes at most, and how much of that it holds on average over time.
+  uint64_t prompt_tokens = 0;
+  int32_t most_tokens = 0, held_tokens = 0;
+  double rows_per_token = 2;  // of prompts and answers, for each token of an answer
+  int32_t context = 0;        // 0: DefaultContext of the model
+  size_t token_bytes = 16;    // the longest token's: Tokenizer::MostBytes(1)
+  bool logprobs = true;       // lines may ask for them
+  bool held_back = false;     // records wait in memory for their turn
+  bool reads_ahead = false;   // lines are read before there is a sequence for them
   int32_t page_tokens = kDefaultPageTokens;
   KvType kv_type = KvType::kBF16;
 };
@@ -39,12 +52,23 @@ struct Plan {
   uint64_t lines = 0;      // a prompt line being read, those under way, their log probabilities
   uint64_t line_pool = 0;  // of it, what lines under way may hold besides tokens (SchedulerOptions)
   uint64_t held_back = 0;  // of it, records that wait for their turn
+  uint64_t ahead = 0;      // of it, lines that wait for a sequence (SchedulerOptions)
   uint64_t Total() const { return base + dense + kv + scratch + lines + slots; }
 
   int32_t threads = 1, frames = 1, rows = 0, sequences = 0, prefill_rows = 0, context = 0;
   int32_t kv_pages = 0, page_tokens = 0;
+  // Most rows x context of a frame's prompts (SchedulerOptions).
+  int64_t PrefillWork() const;
   std::vector<SlotClass> slot_classes;        // as Model::ExpertClasses()
   uint32_t slot_total = 0, expert_total = 0;  // equal: everything that is used is resident
+
+  // What a full sweep is expected to do: sequences that take part, rows, the share of a layer's
+  // experts that they choose, the share of those that is resident, bytes that are read.
+  double together = 0, filled_rows = 0, union_share = 0, resident_share = 0;
+  uint64_t sweep_bytes = 0;
+
+  // Settings by hand that ask for memory which nothing can use: the flag, why, and the bytes.
+  std::vector<std::string> wasted;
 
   std::string Line() const;   // one line
   std::string Table() const;  // --plan
@@ -55,18 +79,6 @@ int32_t DefaultContext(const ModelConfig& config);
 
 // Three digits and a unit of 1,000s: "98.3 kB", "12.0 MB", "1.25 GB".
 std::string SizeText(uint64_t bytes);
-
-// What is resident now, and the most there ever was, in bytes.
-uint64_t ResidentBytes();
-uint64_t PeakResidentBytes();
-
-// The memory a process may take: the least of MemAvailable less a reserve and the cgroup's limit
-// less what is used (v1 and v2). `root` replaces "/" in tests.
-struct MemoryBudget {
-  uint64_t bytes = 0;
-  std::string source;
-};
-MemoryBudget AvailableMemory(const std::string& root = "");
 
 // Throws UsageError when it does not fit, saying which flag gains how much.
 Plan MakePlan(const Model& model, const PlanRequest& request);

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 
 #include "io/error.h"
@@ -44,6 +46,20 @@ bool MayAskForLogprobs(std::string_view line) {
          line.find("\\u00") != std::string_view::npos;
 }
 
+// The number of the last key "max_tokens" or "max_completion_tokens"; 0: none.
+uint64_t LimitIn(std::string_view line) {
+  for (const std::string_view key : {"\"max_tokens\"", "\"max_completion_tokens\""}) {
+    const size_t at = line.rfind(key);
+    if (at == std::string_view::npos) continue;
+    const size_t value = line.find_first_not_of(" \t:", at + key.size());
+    if (value == std::string_view::npos) continue;
+    uint64_t number = 0;
+    std::from_chars(line.data() + value, line.data() + line.size(), number);
+    if (number > 0) return number;
+  }
+  return 0;
+}
+
 // Lines in ascending order against the records.
 class Surveyor {
  public:
@@ -64,9 +80,16 @@ class Surveyor {
       }
     } else if (shard_.Has(number)) {
       ++survey.lines;
-      if (text == nullptr || format != InputFormat::kJsonl) return;
+      if (text == nullptr) return;
+      survey.bytes += text->size();
+      survey.longest = std::max<uint64_t>(survey.longest, text->size());
+      if (format != InputFormat::kJsonl) return;
       survey.several = survey.several || MayAskForSeveral(*text);
       survey.logprobs = survey.logprobs || MayAskForLogprobs(*text);
+      const uint64_t limit = std::min<uint64_t>(LimitIn(*text), INT32_MAX);
+      survey.limited += limit > 0 ? 1 : 0;
+      survey.limits += limit;
+      survey.largest_limit = std::max(survey.largest_limit, limit);
     }
   }
   void End() {

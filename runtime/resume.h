@@ -39,6 +39,9 @@ struct PromptSurvey {
   bool several = false;   // one of them may ask for several answers
   bool logprobs = false;  // one of them may ask for log probabilities
   bool whole = false;     // false: there may be more lines
+  // Bytes of those lines, of the longest, and of how many a number says what they may generate:
+  // the sum of these numbers, and the largest. Seen in a prompt's text too.
+  uint64_t bytes = 0, longest = 0, limited = 0, limits = 0, largest_limit = 0;
 
   // nullopt: it cannot be told.
   std::optional<uint64_t> Answers() const {

@@ -32,22 +32,46 @@ Scheduler::Scheduler(const SchedulerOptions& options, const Tokenizer& tokenizer
   }
 }
 
-// kRequest: there is a pending line.
+bool Scheduler::WantsLine() const {
+  if (!open_) return false;
+  if (ahead_.empty() && pending_ == nullptr && !free_.empty()) return true;
+  return ahead_.size() < options_.ahead && ahead_bytes_ < options_.ahead_bytes;
+}
+
 RequestSource::Next Scheduler::TakeLine() {
   using Next = RequestSource::Next;
-  if (pending_ != nullptr) return Next::kRequest;
-  if (!open_) return Next::kEnd;
   auto line = std::make_shared<LineState>();
   const Next next = source_.TryNext(&line->request, &line->error);
   if (next == Next::kEnd) open_ = false;
   if (next != Next::kRequest) return next;
   ++stats_.lines_read;
-  line->open_choices = line->error ? 1 : line->request.choices;
-  // Copied: finished choices count the line's own number down while others still wait here.
-  pending_choices_ = line->open_choices;
-  pending_ = std::move(line);
-  next_choice_ = 0;
+  ahead_bytes_ += RequestBytes(line->request);
+  ahead_.push_back(std::move(line));
   return next;
+}
+
+// The next line, or, where no more are to come, the one that takes most sweeps; those that cannot
+// be run need none and go out at once.
+void Scheduler::ChooseLine() {
+  auto chosen = ahead_.begin();
+  if (!open_) {
+    const auto sweeps = [&](const std::shared_ptr<LineState>& line) {
+      if (line->error) return std::numeric_limits<int64_t>::max();
+      const Request& request = line->request;
+      const auto prompt = static_cast<int64_t>(request.prompt.size());
+      return prompt / options_.prefill_rows + TokenLimit(request, options_.context);
+    };
+    chosen = std::max_element(ahead_.begin(), ahead_.end(), [&](const auto& a, const auto& b) {
+      return sweeps(a) < sweeps(b);  // of equals the first
+    });
+  }
+  pending_ = std::move(*chosen);
+  ahead_.erase(chosen);
+  ahead_bytes_ -= RequestBytes(pending_->request);
+  pending_->open_choices = pending_->error ? 1 : pending_->request.choices;
+  // Copied: finished choices count the line's own number down while others still wait here.
+  pending_choices_ = pending_->open_choices;
+  next_choice_ = 0;
 }
 
 // False: the line at hand waits for those under way to end. Without a line under way the pool is
@@ -64,23 +88,32 @@ bool Scheduler::TakePool() {
   return true;
 }
 
+// False: no line or no sequence is free, or the line waits for the pool.
+bool Scheduler::StartChoice() {
+  if (free_.empty() || (pending_ == nullptr && ahead_.empty())) return false;
+  if (pending_ == nullptr) ChooseLine();
+  if (!TakePool()) return false;
+  Sequence& s = table_[free_.back()];
+  free_.pop_back();
+  s.line = pending_;
+  s.choice = next_choice_++;
+  if (next_choice_ >= pending_choices_) pending_.reset();
+  Admit(s);
+  return true;
+}
+
 // Others may come in between where lines are skipped: nothing is kept across it.
 void Scheduler::Pull(std::unique_lock<std::mutex>& lock) {
-  while (!free_.empty() && !stopped_) {
-    const RequestSource::Next next = TakeLine();
+  while (!stopped_) {
+    const RequestSource::Next next = WantsLine() ? TakeLine() : RequestSource::Next::kAgain;
+    if (next == RequestSource::Next::kRequest) continue;
     if (next == RequestSource::Next::kSkipped) {
       lock.unlock();
       std::this_thread::yield();
       lock.lock();
       continue;
     }
-    if (next != RequestSource::Next::kRequest || !TakePool()) return;
-    Sequence& s = table_[free_.back()];
-    free_.pop_back();
-    s.line = pending_;
-    s.choice = next_choice_++;
-    if (next_choice_ >= pending_choices_) pending_.reset();
-    Admit(s);
+    if (!StartChoice()) return;
   }
 }
 
@@ -173,15 +206,47 @@ int32_t Scheduler::GrowPages(Sequence& s, int32_t rows) {
   return rows;
 }
 
+// Rows that prompts younger than `s` could take in this sweep beside `rows` of it, counted up to
+// `enough`.
+int32_t Scheduler::WantedBehind(const Sequence& s, int32_t rows, int32_t enough) const {
+  const auto growth = [&](const Sequence& one, int32_t known) {
+    return kv_.PagesFor(known) - static_cast<int32_t>(one.pages.ids.size());
+  };
+  int32_t holders = Holders() + (s.pages.ids.empty() ? 1 : 0);
+  int32_t free = kv_.FreePages() - growth(s, s.stored + rows);
+  int32_t wanted = 0;
+  for (const Sequence* other : runnable_) {  // ascending in age
+    if (other->age <= s.age || other->owner != Sequence::kNobody || Decodes(*other)) continue;
+    const int32_t pages = growth(*other, other->Known() + 1);
+    if (other->pages.ids.empty()) {
+      // If this one cannot start (MayStart), none behind it does.
+      if (other->age >= start_before_ || free < pages + holders) break;
+      ++holders;
+    }
+    free -= pages;
+    wanted += std::min(enough - wanted, other->Known() - other->stored);
+    if (wanted == enough) break;
+  }
+  return wanted;
+}
+
 int32_t Scheduler::ChunkOf(const Sequence& s, int32_t room) const {
-  int32_t rows = std::min({s.Known() - s.stored, room, prefill_left_});
   // Row i attends to stored + i + 1 positions.
   const auto work = [&](int64_t n) { return n * s.stored + n * (n + 1) / 2; };
-  while (rows > 1 && work(rows) > work_left_) rows /= 2;
+  const int32_t left = s.Known() - s.stored;
+  room = std::min(room, prefill_left_);
+  int64_t most_work = work_left_;
+  if (left > room || work(left) > work_left_) {
+    const int32_t behind = WantedBehind(s, room, room / 2);
+    room -= behind;
+    if (behind > 0) most_work /= 2;
+  }
+  int32_t rows = std::min(left, room);
+  while (rows > 1 && work(rows) > most_work) rows /= 2;
   // A frame's first chunk has a row at any rate, or a long context would never end its prefill
   // beside sequences that decode.
   const bool first = work_left_ == options_.prefill_work;
-  if (rows == 1 && work(1) > work_left_ && !first) rows = 0;
+  if (rows == 1 && work(1) > most_work && !first) rows = 0;
   return rows;
 }
 
@@ -340,6 +405,7 @@ SchedulerStats Scheduler::Stats() const {
   SchedulerStats stats = stats_;
   stats.running = options_.sequences - static_cast<int32_t>(free_.size());
   stats.input_open = open_;
+  stats.lines_ahead = ahead_.size();
   return stats;
 }
 

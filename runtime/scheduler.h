@@ -3,15 +3,19 @@
 // admission of lines and the parking place of frames without work.
 //
 // Order within a frame: one row of every sequence that decodes, oldest first, then prefill chunks,
-// oldest first, bounded in rows and in rows x context. While the oldest sequence without pages
-// waits for them, no younger one starts: short lines do not pass a long one by for ever. Which rows
-// share a frame never changes a line's bytes; it decides only when they come.
-// Threads: all methods from any thread (one mutex, given back between batches of skipped lines).
-// Nothing here blocks.
+// oldest first, bounded in rows and in rows x context. A prompt that does not end in this sweep
+// leaves half of what it could take to the prompts behind it, as far as they need it. While the
+// oldest sequence without pages waits for them, no younger one starts: short lines do not pass a
+// long one by for ever. Lines start in the order of the input. Once all that are left are at hand,
+// those with most to do start first, so that the last sweeps are not those of one line alone. Which
+// rows share a frame never changes a line's bytes; it decides only when they come. Threads: all
+// methods from any thread (one mutex, given back between batches of skipped lines). Nothing here
+// blocks.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -50,11 +54,16 @@ struct SchedulerOptions {
   // What the lines under way may hold together (LineCharge of runtime/line_limits.h): a line that
   // does not fit yet waits, and those after it; one alone always runs.
   uint64_t line_pool = UINT64_MAX;
+  // Lines read before there is a sequence for them: at most so many, and none once they hold so
+  // many bytes (RequestBytes of runtime/line_limits.h).
+  size_t ahead = 0;
+  uint64_t ahead_bytes = UINT64_MAX;
 };
 
 // Totals, for progress and the summary.
 struct SchedulerStats {
   uint64_t lines_read = 0, lines_refused = 0;
+  uint64_t lines_ahead = 0;  // read, and without a sequence yet
   uint64_t prompt_tokens = 0, generated_tokens = 0;
   uint64_t frames_filled = 0, rows = 0, prefill_rows = 0, preemptions = 0;
   uint64_t parks = 0;
@@ -112,13 +121,17 @@ class Scheduler {
 
  private:
   void Pull(std::unique_lock<std::mutex>& lock);
+  bool WantsLine() const;
   RequestSource::Next TakeLine();
+  void ChooseLine();
+  bool StartChoice();
   bool TakePool();
   void Admit(Sequence& s);
   void Refuse(Sequence& s, LineError error);
   void PlaceRows(Frame& frame);
   void PlaceAll(Frame& frame, bool decode);
   bool TryPlace(Frame& frame, Sequence& s);
+  int32_t WantedBehind(const Sequence& s, int32_t rows, int32_t enough) const;
   int32_t ChunkOf(const Sequence& s, int32_t room) const;
   bool MayStart(const Sequence& s) const;
   int32_t GrowPages(Sequence& s, int32_t rows);
@@ -141,6 +154,8 @@ class Scheduler {
   std::vector<uint32_t> free_;
   std::vector<Sequence*> runnable_;
   std::vector<int32_t> parked_;
+  std::deque<std::shared_ptr<LineState>> ahead_;
+  uint64_t ahead_bytes_ = 0;            // of ahead_
   std::shared_ptr<LineState> pending_;  // a line whose choices have not all been given a sequence
   int32_t next_choice_ = 0;
   int32_t pending_choices_ = 0;  // of pending_

@@ -162,6 +162,30 @@ TEST_CASE("the order of lines does not matter") {
   CHECK(Run(dir.Write("all.jsonl", Joined(reversed)), {}) == Expected());
 }
 
+// A pipe's lines start as they come; of a file the longest start first, as a whole file is at hand.
+TEST_CASE("lines that start in another order than that of the input have the same bytes") {
+  const TempDir dir;
+  const std::string text = Joined(Lines());
+  const auto order_of = [](const std::string& records) {
+    Words ids;
+    std::istringstream lines(records);
+    for (std::string line; std::getline(lines, line);) {
+      const size_t at = line.find("\"custom_id\":\"") + 13;
+      ids.push_back(line.substr(at, line.find('"', at) - at));
+    }
+    return ids;
+  };
+  const Words one = {"--max-seqs", "1"};
+  const ProgramOutcome file = RunProgram("colibri-run", With(dir.Write("all.jsonl", text), one));
+  Words piped = one;
+  piped.insert(piped.end(), {"--input-format", "jsonl"});
+  const ProgramOutcome pipe = RunProgram("colibri-run", With("-", piped), text);
+  CHECK(order_of(pipe.out) == Words{"greedy", "drawn", "several", "figures", "plain", "refused"});
+  CHECK(order_of(file.out) == Words{"refused", "drawn", "greedy", "plain", "several", "figures"});
+  CHECK(AnswersIn(file.out) == Expected());
+  CHECK(AnswersIn(pipe.out) == Expected());
+}
+
 TEST_CASE("no setting of the pipeline changes a line") {
   const TempDir dir;
   const std::string input = dir.Write("all.jsonl", Joined(Lines()));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "io/error.h"
+#include "runtime/frame.h"
 #include "runtime/line_limits.h"
 #include "runtime/model_writer.h"
 #include "tests/shard_files.h"
@@ -55,6 +56,42 @@ const Model& SmallModel() {
   return model;
 }
 
+// Headers of GLM-5.2 with int4 weights, without an indexer: the real size.
+const Model& RealSize() {
+  static const TempDir dir;
+  static const Model model = [] {
+    SyntheticModel m;
+    m.layers = 78;
+    m.dense_layers = 3;
+    m.experts = 256;
+    m.hidden = 6144;
+    m.intermediate = 12288;
+    m.moe_intermediate = 2048;
+    m.heads = 64;
+    m.q_lora = 2048;
+    m.kv_lora = 512;
+    m.nope = 192;
+    m.rope = 64;
+    m.v_head = 256;
+    m.vocab = 154880;
+    m.indexer = false;
+    m.holes = true;
+    WriteSyntheticModel(m, dir.Path("model"));
+    return Model({dir.Path("model")});
+  }();
+  return model;
+}
+
+Plan RealPlan(uint64_t gigabytes, std::optional<uint64_t> answers = {}) {
+  PlanRequest r;
+  r.ram = gigabytes * 1'000'000'000;
+  r.threads = 8;
+  r.answers = answers;
+  const Plan p = MakePlan(RealSize(), r);
+  CHECK(p.Total() <= p.budget - p.margin);
+  return p;
+}
+
 PlanRequest Wanted(uint64_t ram) {
   PlanRequest r;
   r.ram = ram;
@@ -94,7 +131,8 @@ TEST_CASE("a cgroup v2 limit binds, less what is in use and cannot be reclaimed"
   machine.Write("sys/fs/cgroup/user/job/memory.max", std::to_string(8'000 * kMiB) + "\n");
   machine.Write("sys/fs/cgroup/user/job/memory.current", std::to_string(3'000 * kMiB) + "\n");
   machine.Write("sys/fs/cgroup/user/job/memory.stat",
-                "anon 1\ninactive_file " + std::to_string(2'500 * kMiB) + "\nactive_file 7\n");
+                "anon 1\ninactive_file " + std::to_string(1'500 * kMiB) + "\nactive_file " +
+                    std::to_string(1'000 * kMiB) + "\n");
   CHECK(machine.Budget().bytes == 7'500 * kMiB);
   CHECK(machine.Budget().source == "cgroup limit");
 }
@@ -106,6 +144,46 @@ TEST_CASE("a parent cgroup's limit binds as well, and max is none") {
   CHECK(machine.Budget().source == "memory available");
   machine.Write("sys/fs/cgroup/user/memory.max", std::to_string(6'000 * kMiB) + "\n");
   CHECK(machine.Budget().bytes == 6'000 * kMiB);
+}
+
+TEST_CASE("of nested cgroups the one that leaves the least binds, by what all in it use") {
+  const FakeMachine machine(20'000);
+  machine.Write("proc/self/cgroup", "0::/a/b/c\n");
+  const auto cgroup = [&](const std::string& path, uint64_t limit_mib, uint64_t used_mib) {
+    machine.Write("sys/fs/cgroup" + path + "/memory.max", std::to_string(limit_mib * kMiB) + "\n");
+    machine.Write("sys/fs/cgroup" + path + "/memory.current",
+                  std::to_string(used_mib * kMiB) + "\n");
+  };
+  cgroup("/a/b/c", 5'000, 100);
+  cgroup("/a", 8'000, 6'000);  // a neighbour of b has most of it
+  CHECK(machine.Budget().bytes == 2'000 * kMiB);
+  cgroup("/a/b", 1'500, 100);
+  CHECK(machine.Budget().bytes == 1'400 * kMiB);
+  cgroup("", 1'000, 0);
+  CHECK(machine.Budget().bytes == 1'000 * kMiB);
+}
+
+TEST_CASE("memory.high binds like a limit") {
+  const FakeMachine machine(20'000);
+  machine.Write("proc/self/cgroup", "0::/job\n");
+  machine.Write("sys/fs/cgroup/job/memory.max", "max\n");
+  machine.Write("sys/fs/cgroup/job/memory.high", std::to_string(3'000 * kMiB) + "\n");
+  machine.Write("sys/fs/cgroup/job/memory.current", std::to_string(500 * kMiB) + "\n");
+  CHECK(machine.Budget().bytes == 2'500 * kMiB);
+  machine.Write("sys/fs/cgroup/job/memory.max", std::to_string(2'000 * kMiB) + "\n");
+  CHECK(machine.Budget().bytes == 1'500 * kMiB);
+}
+
+TEST_CASE("under cgroup v1 the limit of ancestors that a container cannot see binds") {
+  const FakeMachine machine(20'000);
+  machine.Write("proc/self/cgroup", "4:hugetlb,memory:/kubepods/pod\n0::/\n");
+  const std::string folder = "sys/fs/cgroup/memory/";
+  machine.Write(folder + "memory.limit_in_bytes", "9223372036854771712\n");
+  machine.Write(folder + "memory.usage_in_bytes", std::to_string(900 * kMiB) + "\n");
+  machine.Write(folder + "memory.stat",
+                "hierarchical_memory_limit " + std::to_string(4'000 * kMiB) +
+                    "\nactive_file 5\ntotal_active_file " + std::to_string(500 * kMiB) + "\n");
+  CHECK(machine.Budget().bytes == 3'600 * kMiB);
 }
 
 TEST_CASE("inside a container the limit is at the mount, whatever the path says") {
@@ -273,6 +351,116 @@ TEST_CASE("a budget of nothing is refused, not planned with") {
   CHECK(Contains(Refusal(Wanted(0)), "does not fit"));
   CHECK(Contains(Refusal(Wanted(1)), "does not fit"));
   CHECK(Contains(Refusal(Wanted(63'000'000)), "does not fit"));
+}
+
+TEST_CASE("at real size memory goes to KV first, and frames grow with it") {
+  const Plan small = RealPlan(25), large = RealPlan(64), huge = RealPlan(600);
+  CHECK(small.rows == 256);
+  CHECK(small.sequences == 256);
+  CHECK(small.together > 80);
+  CHECK(small.kv > 4 * small.slots);
+  // Enough slots to go on reading while attention computes.
+  CHECK(small.slot_total >= 64);
+  CHECK(large.rows >= 512);
+  CHECK(large.together > 4 * small.together);
+  // A wide sweep chooses all experts, and there is no room for a share that matters.
+  CHECK(small.union_share > 0.99);
+  CHECK(small.resident_share < 0.01);
+  CHECK(small.sweep_bytes > 380'000'000'000);
+  CHECK(small.sweep_bytes < 430'000'000'000);
+  // Everything fits: slots first.
+  CHECK(huge.slot_total == huge.expert_total);
+  CHECK(huge.sweep_bytes == 0);
+  CHECK(huge.rows == 256);
+}
+
+TEST_CASE("at real size a few answers leave their memory to experts") {
+  const Plan one = RealPlan(64, 1), some = RealPlan(64, 20);
+  CHECK(one.together == 1);
+  CHECK(one.slots > 40'000'000'000);
+  CHECK(some.kv > 5 * one.kv);
+  CHECK(some.slots < one.slots);
+  CHECK(one.union_share == doctest::Approx(8.0 / 256));
+}
+
+TEST_CASE("prompts and answers of known length share KV out for what they hold") {
+  PlanRequest r;
+  r.ram = 25'000'000'000;
+  r.threads = 8;
+  r.answers = 100'000;
+  const Plan unknown = MakePlan(RealSize(), r);
+  r.held_tokens = 100;
+  r.most_tokens = 200;
+  r.prompt_tokens = 5'000'000;
+  const Plan shorter = MakePlan(RealSize(), r);
+  CHECK(shorter.together > 4 * unknown.together);
+  CHECK(shorter.rows > unknown.rows);
+  CHECK(shorter.context == unknown.context);
+  r.answers = 3;
+  r.prompt_tokens = 40;
+  const Plan few = MakePlan(RealSize(), r);
+  CHECK(few.rows == 40);  // no frame can hold more
+  // One whole context is held whatever is asked for.
+  CHECK(few.kv_pages == few.context / few.page_tokens);
+}
+
+TEST_CASE("settings that nothing can use are named with what they take") {
+  const auto wasted = [](const PlanRequest& r) {
+    std::string all;
+    const Plan p = MakePlan(SmallModel(), r);
+    for (const std::string& one : p.wasted) all += one + "\n";
+    CHECK(Contains(p.Table(), all));
+    return all;
+  };
+  const PlanRequest usual = [] {
+    PlanRequest r = Wanted(20'000'000'000);
+    r.answers = 4;
+    r.prompt_tokens = 100;
+    r.most_tokens = 60;
+    r.context = 0;
+    return r;
+  }();
+  PlanRequest r = usual;
+  CHECK(Contains(wasted(r), "--ram 20.0 GB: no use is made of 1"));
+  r.ram.reset();
+  CHECK(wasted(r) == "");
+  r.rows = 4096;
+  CHECK(
+      Contains(wasted(r), "--max-rows 4096: the prompts fill 100 at most; scratch is smaller by"));
+  CHECK(MakePlan(SmallModel(), r).rows == 100);
+  r = usual;
+  r.sequences = 1000;
+  CHECK(Contains(wasted(r), "--max-seqs 1000: the prompts ask for 4; lists of tokens are smaller"));
+  CHECK(MakePlan(SmallModel(), r).sequences == 4);
+  r = usual;
+  r.frames = 64;
+  CHECK(Contains(wasted(r), "--frames 64: the prompts fill 4 at most; scratch is smaller by"));
+  CHECK(MakePlan(SmallModel(), r).frames == 4);
+  r = usual;
+  r.context = 8192;
+  CHECK(
+      Contains(wasted(r), "--ctx-size 8192: prompts and answers take 64 at most; --ctx-size 64 "));
+  CHECK(MakePlan(SmallModel(), r).context == 8192);  // answers depend on it
+  r.most_tokens = 0;
+  CHECK_FALSE(Contains(wasted(r), "--ctx-size"));
+  r = usual;
+  r.slot_count = 1000;
+  CHECK(Contains(wasted(r), "--slots 1000: the model has 64 experts; slots are smaller by"));
+  CHECK(Contains(wasted(r), "--slots: 16 are for experts of the MTP layer"));
+  r.slot_count = 2;
+  CHECK(Contains(wasted(r), "--slots: without it more experts would stay in memory"));
+}
+
+TEST_CASE("a list of selected positions is no longer than the context") {
+  Model model({COLIBRI_SOURCE_DIR "/tests/fixtures/tiny/model"});
+  REQUIRE(model.HasIndexer());
+  const uint64_t before = FrameShape{64, 100, 1}.Bytes(model);
+  model.MutableConfig().index_top_k = 100;
+  const uint64_t whole = FrameShape{64, 100, 1}.Bytes(model);
+  CHECK(whole > before);
+  model.MutableConfig().index_top_k = 1'000'000;
+  CHECK(FrameShape{64, 100, 1}.Bytes(model) == whole);
+  CHECK(Frame(model, FrameShape{64, 100, 1}).IndexList(1) != nullptr);
 }
 
 TEST_CASE("the line of a plan is one line, and its table adds up") {

@@ -217,6 +217,23 @@ TEST_CASE("a survey counts the lines to be run and leaves the input where it sto
   CHECK(survey({}, all) == 0);
 }
 
+TEST_CASE("a survey tells how long the lines are and what they may generate") {
+  const TempDir dir;
+  const std::string limited = R"({"custom_id": "l", "body": {"max_tokens": 300}})";
+  const std::string chat = R"({"custom_id": "m", "body": {"max_completion_tokens":7}})";
+  const std::string none = R"({"custom_id": "n", "body": {"max_tokens": null}})";
+  const Descriptor file(dir.Write("in", limited + "\n" + chat + "\n" + none + "\n"));
+  const PromptSurvey survey = SurveyLines(file.Fd(), InputFormat::kJsonl, {}, Finished({}), 4096);
+  CHECK(survey.bytes == limited.size() + chat.size() + none.size());
+  CHECK(survey.longest == chat.size());
+  CHECK(survey.limited == 2);
+  CHECK(survey.limits == 307);
+  CHECK(survey.largest_limit == 300);
+  const PromptSurvey lines = SurveyLines(file.Fd(), InputFormat::kLines, {}, Finished({}), 4096);
+  CHECK(lines.bytes == survey.bytes);
+  CHECK(lines.limited == 0);
+}
+
 TEST_CASE("a survey knows no number of answers where lines ask for several or are too many") {
   const TempDir dir;
   const std::string several = R"({"custom_id": "s", "body": {"n": 3}})";

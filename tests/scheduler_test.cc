@@ -1,4 +1,5 @@
 // The scheduler's rules: who gets rows, who waits, who gives pages back.
+// Length: each rule has a case here.
 #include "runtime/scheduler.h"
 
 #include <doctest/doctest.h>
@@ -377,6 +378,127 @@ TEST_CASE("short lines do not pass a long one by for ever") {
   for (size_t i = 0; i < 3; ++i) CHECK(rig.finished[i].line <= 3);
   rig.CheckTokens(3, 0, 36, 4);
   CHECK(rig.finished.size() == 43);
+}
+
+// Sweeps until all lines of the source have ended.
+uint64_t SweepsToEnd(Rig& rig) {
+  rig.RunToEnd();
+  return rig.scheduler.Stats().sweeps;
+}
+
+TEST_CASE("of the last lines of an input the longest start first, which shortens the tail") {
+  const auto sweeps = [](size_t ahead) {
+    SchedulerOptions options = Options(4, 8);
+    options.ahead = ahead;
+    Rig rig(options, 64);
+    for (int i = 0; i < 24; ++i) rig.source.Add(2, 4);
+    rig.source.Add(2, 40);
+    const uint64_t count = SweepsToEnd(rig);
+    for (uint64_t line = 1; line <= 24; ++line) rig.CheckTokens(line, 0, 2, 4);
+    rig.CheckTokens(25, 0, 2, 40);
+    return count;
+  };
+  CHECK(sweeps(0) >= 24 * 4 / 4 + 40);
+  CHECK(sweeps(25) <= 40 + 4);
+  // What is held of the input is bounded: then only the last lines are put in order.
+  CHECK(sweeps(8) < sweeps(0) - 6);
+}
+
+TEST_CASE("while more lines may come they start in the order of the input") {
+  SchedulerOptions options = Options(1, 8);
+  options.ahead = 3;
+  Rig rig(options, 64);
+  const std::vector<int32_t> limits{2, 9, 3, 2, 2, 8};
+  for (const int32_t limit : limits) rig.source.Add(2, limit);
+  while (rig.finished.size() < 3) {
+    REQUIRE(rig.Step());
+    rig.CloseAll();
+    CHECK(rig.scheduler.Stats().lines_ahead <= 3);
+  }
+  rig.RunToEnd();
+  std::vector<uint64_t> order;
+  for (const Finished& f : rig.finished) order.push_back(f.line);
+  CHECK(order == std::vector<uint64_t>{1, 2, 3, 4, 6, 5});
+}
+
+TEST_CASE(
+    "lines held ahead of their turn stop at so many bytes, and a slow input is not waited for") {
+  SchedulerOptions options = Options(1, 8);
+  options.ahead = 100;
+  options.ahead_bytes = 1;
+  Rig rig(options, 64);
+  for (int i = 0; i < 10; ++i) rig.source.Add(2, 2);
+  REQUIRE(rig.Fill());
+  CHECK(rig.scheduler.Stats().lines_read == 2);  // one runs, one is ahead
+  CHECK(rig.scheduler.Stats().lines_ahead == 1);
+  rig.Finish();
+  rig.RunToEnd();
+  CHECK(rig.finished.size() == 10);
+}
+
+TEST_CASE("a line that cannot be run does not wait behind long ones") {
+  SchedulerOptions options = Options(1, 8);
+  options.ahead = 10;
+  Rig rig(options, 64);
+  rig.source.Add(2, 9);
+  rig.source.AddError({400, "invalid_request", "no", ""});
+  rig.RunToEnd();
+  CHECK(rig.finished.front().line == 2);
+  rig.CheckTokens(1, 0, 2, 9);
+}
+
+TEST_CASE("one long prompt holds up neither those that decode nor short prompts behind it") {
+  SchedulerOptions options = Options(12, 16, 400);
+  Rig rig(options, 400);
+  for (int i = 0; i < 4; ++i) rig.source.Add(2, 60);
+  REQUIRE(rig.Step());
+  rig.source.Add(300, 4);
+  for (int i = 0; i < 6; ++i) rig.source.Add(5, 9);
+  uint64_t sweeps = 0;
+  int32_t last_short = 0, long_stored = 0;
+  for (bool prefill = true; prefill; rig.Finish(), ++sweeps) {
+    REQUIRE(rig.Fill());
+    prefill = false;
+    int32_t decoding = 0, chunk = 0;
+    for (const FrameSequence& place : rig.At(0).sequences) {
+      const uint64_t line = place.sequence->line->request.line;
+      if (line <= 4) ++decoding;
+      if (line == 5) chunk = place.rows;
+      if (line > 5 && place.sequence->stored == 0) last_short = static_cast<int32_t>(sweeps);
+    }
+    if (sweeps < 58) CHECK(decoding == 4);
+    if (long_stored < 300) {
+      CHECK(chunk >= 1);
+      // At least half of what those that decode leave.
+      const int32_t most = std::min(300 - long_stored, 16 - 10);
+      CHECK(chunk >= most / 2);
+      long_stored += chunk;
+      prefill = true;
+    }
+  }
+  CHECK(last_short < 8);  // 30 tokens, in half of at most 12 rows
+  CHECK(sweeps < 80);
+  rig.RunToEnd();
+  rig.CheckTokens(5, 0, 300, 4);
+}
+
+TEST_CASE("a long prompt takes every row where those behind it cannot start") {
+  const auto first_chunk = [](int32_t pages) {
+    Rig rig(Options(4, 16, 60), pages);
+    rig.source.Add(56, 4);
+    rig.source.Add(48, 4);
+    REQUIRE(rig.Fill());
+    const int32_t rows = rig.At(0).sequences[0].rows;
+    CHECK(rig.At(0).rows.size() == 16);
+    rig.Finish();
+    rig.RunToEnd();
+    rig.CheckTokens(1, 0, 56, 4);
+    rig.CheckTokens(2, 0, 48, 4);
+    return rows;
+  };
+  CHECK(first_chunk(30) == 8);
+  // Its 16 rows take four pages, the other prompt needs 13 and one to spare.
+  CHECK(first_chunk(15) == 16);
 }
 
 TEST_CASE("the oldest has the right to every page, even beside one-token prompts") {
