@@ -23,6 +23,9 @@ namespace {
 // Beyond this share of a layer's experts the whole next layer is hinted in file order: prediction
 // would cost compute to leave out little.
 constexpr double kWholeLayer = 0.6;
+// Frames of so few rows guess once more from a layer's input, while the drive would be idle through
+// its attention: of 100 of one row's experts 89 are right, of those guessed a layer ahead 77.
+constexpr size_t kGuessAgainRows = 4;
 // After a pause the input is given so long to fall quiet, so that the first line of a slow pipe
 // does not start a wide sweep alone.
 constexpr int kLingerMs = 50;
@@ -103,6 +106,7 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
     f.votes.resize(experts);
     f.first_votes.resize(experts);
     f.hint_order.reserve(experts);
+    f.hint_items.reserve(experts);
   }
   arena_.execute([&] { graph_ = std::make_unique<DecodeGraph>(this); });
   cache_ = std::make_unique<ExpertCache>(
@@ -305,9 +309,25 @@ void Engine::Lookahead(LayerRef at) noexcept {
   } else {
     stages_.Predict(f.frame, next, false, f.predict_scratch, f.votes);
   }
-  // The surest first: what is idle of the drive between two layers often suffices for one expert.
+  Hint(f, next);
+}
+
+// The surest first: what is idle of the drive between two layers often suffices for one expert.
+void Engine::Hint(GraphFrame& f, int32_t layer) {
   OrderByVotes(f.votes, &f.hint_order);
-  for (const uint16_t e : f.hint_order) cache_->Hint(model_.ExpertItem(next, e), at.frame);
+  f.hint_items.clear();
+  for (const uint16_t e : f.hint_order) f.hint_items.push_back(model_.ExpertItem(layer, e));
+  cache_->Rehint(static_cast<uint16_t>(layer), f.frame.id, f.hint_items);
+}
+
+void Engine::GuessAgain(GraphFrame& f, int32_t layer) {
+  const ModelConfig& c = model_.Config();
+  if (!options_.prefetch || f.frame.Rows() > kGuessAgainRows) return;
+  if (layer >= c.layers || !c.Sparse(layer)) return;
+  if (cache_->LayerReady(static_cast<uint16_t>(layer))) return;
+  std::fill(f.votes.begin(), f.votes.end(), 0);
+  stages_.Predict(f.frame, layer, false, f.predict_scratch, f.votes);
+  Hint(f, layer);
 }
 
 const std::byte* Engine::Fetch(ExpertJob job) noexcept {
@@ -339,6 +359,7 @@ NodeBodies::Next Engine::Combine(LayerRef at) noexcept {
   if (options_.routes != nullptr) RecordGuess(f, at.layer + 1, Guess::kShared);
   stages_.Combine(f.frame, at.layer);
   if (at.layer + 1 >= model_.Config().layers) return Next::kHead;
+  GuessAgain(f, at.layer + 1);
   f.frame.layer = at.layer + 1;
   return Next::kLayer;
 }

@@ -111,6 +111,7 @@ class Engine final : public NodeBodies {
     std::vector<uint32_t> votes;        // [experts] for the next layer's experts
     std::vector<uint32_t> first_votes;  // [experts]: rows in the first sparse layer, this sweep
     std::vector<uint16_t> hint_order;   // experts with votes
+    std::vector<uint32_t> hint_items;   // the same as items
     CacheStats before;                  // when the frame was admitted
   };
 
@@ -119,6 +120,8 @@ class Engine final : public NodeBodies {
   int32_t NextSparse(int32_t layer) const;
   // For the route trace: what the router of sparse layer `layer` makes of the state as it is now.
   void RecordGuess(GraphFrame& f, int32_t layer, Guess way);
+  void Hint(GraphFrame& f, int32_t layer);
+  void GuessAgain(GraphFrame& f, int32_t layer);
   void Pause() const;
   void WaitForWork(bool poll_input);
   void Linger();

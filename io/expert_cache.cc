@@ -77,6 +77,7 @@ struct ExpertCache::Impl {
   uint32_t Evict(Class& in, uint32_t slot);
   void Read(uint32_t item, uint32_t slot, ReadClass read_class);
   bool TakeBackHintRead(uint32_t item);
+  void AddHint(uint32_t item, uint16_t frame);
   void DropHint(uint32_t item);
   void MarkUsed(Entry& entry, uint32_t item);
   void Succeeded(Entry& entry, uint32_t item);
@@ -244,6 +245,17 @@ bool ExpertCache::Impl::TakeBackHintRead(uint32_t item) {
   return true;
 }
 
+void ExpertCache::Impl::AddHint(uint32_t item, uint16_t frame) {
+  Entry& entry = entries[item];
+  // Also where it is Ready or on its way: the guess protects it from other hints.
+  std::vector<uint16_t>& frames = entry.hinted_for;
+  if (std::find(frames.begin(), frames.end(), frame) == frames.end()) frames.push_back(frame);
+  if (entry.state != State::kAbsent || entry.hint_queued) return;
+  ++stats.hints;
+  entry.hint_queued = true;
+  ClassOf(item).hints.push_back(item);
+}
+
 // The last frame that hinted `item` has taken the hint back.
 void ExpertCache::Impl::DropHint(uint32_t item) {
   Entry& entry = entries[item];
@@ -387,15 +399,28 @@ void ExpertCache::Hint(uint32_t item, uint16_t frame) {
   Impl& cache = *impl_;
   std::lock_guard lock(cache.mutex);
   if (cache.stopping) return;
-  Entry& entry = cache.entries[item];
-  // Also where it is Ready or on its way: the guess protects it from other hints.
-  std::vector<uint16_t>& frames = entry.hinted_for;
-  if (std::find(frames.begin(), frames.end(), frame) == frames.end()) frames.push_back(frame);
-  if (entry.state != State::kAbsent || entry.hint_queued) return;
-  ++cache.stats.hints;
-  entry.hint_queued = true;
-  cache.ClassOf(item).hints.push_back(item);
+  cache.AddHint(item, frame);
   cache.Pump(cache.items[item].slot_class);
+}
+
+void ExpertCache::Rehint(uint16_t layer, uint16_t frame, std::span<const uint32_t> items) {
+  Impl& cache = *impl_;
+  std::lock_guard lock(cache.mutex);
+  if (cache.stopping || layer >= cache.by_layer.size()) return;
+  for (const uint32_t item : cache.by_layer[layer]) {
+    Entry& entry = cache.entries[item];
+    const auto at = std::find(entry.hinted_for.begin(), entry.hinted_for.end(), frame);
+    if (at == entry.hinted_for.end()) continue;
+    if (std::find(items.begin(), items.end(), item) == items.end()) {
+      entry.hinted_for.erase(at);
+      if (entry.hinted_for.empty()) cache.DropHint(item);
+    } else if (std::exchange(entry.hint_queued, false)) {
+      EraseValue(cache.ClassOf(item).hints, item);  // queued anew in its place
+      --cache.stats.hints;
+    }
+  }
+  for (const uint32_t item : items) cache.AddHint(item, frame);
+  cache.PumpAll();
 }
 
 void ExpertCache::LayerRouted(uint16_t layer, uint16_t frame, std::span<const uint32_t> needed) {
