@@ -190,13 +190,18 @@ TEST_CASE("a sequence closed before its frame is released leaves its pages known
 }
 
 TEST_CASE("who gave its pages back finds those again that nobody has taken since") {
-  Rig rig(Sharing(3, 12, 24), 6);
-  for (int32_t i = 0; i < 3; ++i) rig.source.Add(Prompt(0, 4, i, 20));
-  rig.RunToEnd();
-  const SchedulerStats stats = rig.scheduler.Stats();
-  CHECK(stats.preemptions > 0);
-  CHECK(stats.cached_tokens == 0);  // its own are no cached tokens
-  for (uint64_t line = 1; line <= 3; ++line) rig.CheckTokens(line, 0, 4, 20);
+  const auto prefill_rows = [](bool share) {
+    SchedulerOptions options = Sharing(3, 12, 24);
+    options.share_prefixes = share;
+    Rig rig(options, 9);
+    for (int32_t i = 0; i < 3; ++i) rig.source.Add(Prompt(0, 4, i, 20));
+    rig.RunToEnd();
+    CHECK(rig.scheduler.Stats().preemptions > 0);
+    CHECK(rig.scheduler.Stats().cached_tokens == 0);  // its own are none
+    for (uint64_t line = 1; line <= 3; ++line) rig.CheckTokens(line, 0, 4, 20);
+    return rig.scheduler.Stats().prefill_rows;
+  };
+  CHECK(prefill_rows(true) < prefill_rows(false));
 }
 
 TEST_CASE("lines that share a prefix never hold up one that does not for ever") {
