@@ -124,6 +124,14 @@ void AddMakeModelFlags(CLI::App* sub, MakeModelOptions* make, std::string* exper
                        std::string* dense_format) {
   SyntheticModel& m = make->model;
   sub->add_option("out", make->out, "Folder to write; must be new or empty")->required();
+  // Parsed before the others are stored, which therefore override it wherever it stands.
+  sub->add_option_function<std::string>(
+         "--preset", [make](const std::string& name) { make->model = PresetModel(name); },
+         "Dimensions of tiny (tens of MB), mid (real shapes, 22 GB) or thin (real attention, "
+         "narrow "
+         "experts); other flags override")
+      ->check(CLI::IsMember({"tiny", "mid", "thin"}))
+      ->trigger_on_parse();
   const auto dim = [&](const char* name, int32_t* value, const char* help) {
     sub->add_option(name, *value, help)->check(CLI::Range(0, 1 << 24))->capture_default_str();
   };
@@ -156,6 +164,7 @@ void AddMakeModelFlags(CLI::App* sub, MakeModelOptions* make, std::string* exper
   sub->add_option("--tokenizer-from", m.tokenizer_from, "Model folder whose tokenizer is copied")
       ->required();
   sub->add_flag("--quiet", make->quiet, "Do not list the shards");
+  sub->add_flag("!--no-check", make->check, "Do not measure what the routing reaches");
 }
 
 void AddKernelsFlags(CLI::App* sub, KernelsOptions* o, int* code) {

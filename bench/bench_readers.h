@@ -27,6 +27,7 @@ class NotingReader final : public Reader {
   void Submit(const ReadJob& job) override;
   void Promote(uint64_t id) override { reader_->Promote(id); }
   bool Cancel(uint64_t id) override { return reader_->Cancel(id); }
+  void CutShort(uint64_t id) override { reader_->CutShort(id); }
   void Stop() override { reader_->Stop(); }
   ReaderStats Stats() const override { return reader_->Stats(); }
   std::string Name() const override { return reader_->Name(); }

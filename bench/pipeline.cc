@@ -71,9 +71,11 @@ class ListSource final : public RequestSource {
   Next TryNext(Request* request, std::optional<LineError>* /*error*/) override {
     if (next_ == all_) return Next::kEnd;
     if (next_ >= open_) return Next::kAgain;
-    request->prompt = options_.prompts[next_ % count_];
-    request->line = ++next_;
-    request->custom_id = fmt::format("line-{}", next_);
+    // The same ids the second time: the same draws, and so the same experts.
+    const size_t prompt = next_++ % count_;
+    request->prompt = options_.prompts[prompt];
+    request->line = next_;
+    request->custom_id = fmt::format("line-{}", prompt + 1);
     request->max_tokens = options_.tokens;
     request->loop_stop = false;
     request->sampling.temperature = 0.8f;  // natural variety: greedy small models repeat themselves

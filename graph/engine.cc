@@ -272,8 +272,11 @@ void Engine::Lookahead(LayerRef at) noexcept {
   if (ExpectedUnionShare(c, f.frame.Rows()) > kWholeLayer) {
     std::fill(f.votes.begin(), f.votes.end(), 1);
   } else if (wraps) {
-    // The next sweep's first experts cannot be computed yet; this sweep's are the best guess.
-    f.votes = f.first_votes;
+    // The next sweep's first experts cannot be computed yet. Those of this one that two rows chose
+    // are more likely than not to come again; a single row takes 35 to 45 % of its last experts.
+    for (size_t e = 0; e < f.votes.size(); ++e) {
+      f.votes[e] = f.first_votes[e] > 1 ? f.first_votes[e] : 0;
+    }
   } else {
     stages_.Predict(f.frame, next, f.predict_scratch, f.votes);
   }

@@ -34,6 +34,7 @@ class MeteredReader final : public Reader {
     if (cancelled) Ended(id, false);
     return cancelled;
   }
+  void CutShort(uint64_t id) override { reader_->CutShort(id); }
   void Stop() override { reader_->Stop(); }
   ReaderStats Stats() const override { return reader_->Stats(); }
   std::string Name() const override { return reader_->Name(); }

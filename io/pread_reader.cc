@@ -48,6 +48,11 @@ class PreadReader final : public Reader {
 
   bool Cancel(uint64_t id) override { return scheduler_.Cancel(id); }
 
+  void CutShort(uint64_t id) override {
+    scheduler_.CutShort(id);
+    NotifyAll();
+  }
+
   void Stop() override {
     scheduler_.Close();
     {

@@ -100,6 +100,14 @@ bool ReadScheduler::Cancel(uint64_t id) {
   return true;
 }
 
+void ReadScheduler::CutShort(uint64_t id) {
+  std::lock_guard lock(mutex_);
+  const auto at = jobs_.find(id);
+  if (at == jobs_.end() || !IsPrefetch(at->second) || Exhausted(at->second)) return;
+  Abandon(at->second, {ECANCELED, 0, 0});
+  FinishIfOver(at->second);
+}
+
 ReaderStats ReadScheduler::Stats() const {
   std::lock_guard lock(mutex_);
   ReaderStats stats = stats_;
@@ -220,6 +228,7 @@ ReadScheduler::Answer ReadScheduler::Judge(Record& record, int64_t received) {
   uint64_t& counted = IsPrefetch(*record.job) ? stats_.prefetch_bytes : stats_.demand_bytes;
   if (arrived >= record.wanted) {
     counted += arrived;
+    record.job->arrived += arrived;
     return Answer::kDone;
   }
   // Nothing beyond what an earlier try brought: the file has shrunk since it was opened. (A short
@@ -227,6 +236,7 @@ ReadScheduler::Answer ReadScheduler::Judge(Record& record, int64_t received) {
   if (record.offset + arrived <= record.seen) return Answer::kFailed;
   const uint64_t advance = AlignDown(arrived);
   counted += advance;
+  record.job->arrived += advance;
   record.seen = record.offset + arrived;
   record.offset += advance;
   record.into += advance;
@@ -263,6 +273,7 @@ void ReadScheduler::FinishIfOver(Job& job) {
   if (job.out > 0 || !Exhausted(job)) return;
   if (job.result.error != 0 && job.result.error != ECANCELED) ++stats_.failures;
   const uint64_t id = job.job.id;
+  job.result.bytes = job.arrived;
   finished_.push_back({id, job.result});
   jobs_.erase(id);
 }

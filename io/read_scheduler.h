@@ -54,6 +54,7 @@ class ReadScheduler {
   void Submit(const ReadJob& job);
   void Promote(uint64_t id);
   bool Cancel(uint64_t id);
+  void CutShort(uint64_t id);
   ReaderStats Stats() const;
 
   // The next segment: demand before prefetch, first come first served within a class, a segment
@@ -86,7 +87,8 @@ class ReadScheduler {
     uint64_t cut = 0;     // bytes of that extent cut so far
     uint32_t out = 0;     // records in use: in flight or waiting to be read again
     uint32_t flying = 0;  // of those, in flight
-    bool sent = false;    // a segment was handed out: too late to cancel
+    uint64_t arrived = 0;
+    bool sent = false;  // a segment was handed out: too late to cancel
     ReadResult result;
   };
   // A segment that is out. `wanted` <= `bytes`: less where the file ends inside the last page.

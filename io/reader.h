@@ -1,7 +1,7 @@
 // Reads of extents from shard files, asynchronously: an io_uring thread, a pool of pread threads,
 // or a script (tests). Knows files, offsets and bytes; nothing of experts, models or TBB.
-// Threads: Submit, Promote and Cancel from any thread; the callback always runs on one thread of
-// the reader's own (the I/O thread), never inside Submit.
+// Threads: Submit, Promote, Cancel and CutShort from any thread; the callback always runs on one
+// thread of the reader's own (the I/O thread), never inside Submit.
 #pragma once
 
 #include <cstddef>
@@ -46,6 +46,7 @@ struct ReadResult {
   int error = 0;
   uint32_t file = 0;
   uint64_t offset = 0;
+  uint64_t bytes = 0;  // that arrived
 };
 
 using ReadDone = std::function<void(uint64_t id, const ReadResult& result)>;
@@ -73,6 +74,9 @@ class Reader {
   virtual void Promote(uint64_t id) = 0;
   // True: no segment had been sent, the job is forgotten and its callback never runs.
   virtual bool Cancel(uint64_t id) = 0;
+  // Nobody wants this prefetch any more: what of it has not been sent need not be. Its callback
+  // runs all the same, with ECANCELED if something was left out.
+  virtual void CutShort(uint64_t /*id*/) {}
   // Waits for what is in flight, drops what is queued (their callbacks run with ECANCELED),
   // joins the threads. The callback is not called afterwards.
   virtual void Stop() = 0;

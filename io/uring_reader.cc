@@ -73,6 +73,11 @@ class UringReader final : public Reader {
 
   bool Cancel(uint64_t id) override { return scheduler_.Cancel(id); }
 
+  void CutShort(uint64_t id) override {
+    scheduler_.CutShort(id);
+    Wake();
+  }
+
   void Stop() override {
     if (!thread_.joinable()) return;
     scheduler_.Close();

@@ -21,6 +21,7 @@
 #include "io/error.h"
 #include "io/strict_json.h"
 #include "runtime/config.h"
+#include "runtime/synthetic_vocabulary.h"
 #include "runtime/weights_visit.h"
 
 namespace colibri {
@@ -37,43 +38,27 @@ constexpr float kInt4Deviation = 4.18F;
 // Correction bias -kSkew * ln(rank + 1): the busiest quarter of 256 experts gets about half of the
 // rows, as in traces of real models.
 constexpr float kSkew = 0.06F;
-
-// SplitMix64: 8 bytes a step at about 2 GB/s, any seed good.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t Next() {
-    uint64_t z = state_ += 0x9e3779b97f4a7c15U;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9U;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebU;
-    return z ^ z >> 31;
-  }
-  float Uniform() { return static_cast<float>(Next() >> 40) * 0x1p-24F; }  // [0, 1)
-  // The sum of four uniform 16-bit numbers: near enough to a normal distribution of variance 1.
-  float Normal() {
-    const uint64_t bits = Next();
-    const auto sum = static_cast<float>((bits & 0xffff) + (bits >> 16 & 0xffff) +
-                                        (bits >> 32 & 0xffff) + (bits >> 48));
-    return (sum * 0x1p-16F - 2.0F) * std::sqrt(3.0F);
-  }
-
- private:
-  uint64_t state_;
+// What a branch's last matrix makes of variance 1, and so how much of the residual stream a layer
+// replaces: with 0.42 three quarters of the next layer's experts are foreseen.
+constexpr float kBranch = 0.42F;
+enum class Fill : uint8_t {
+  kConstant,
+  kNormal,
+  kScales,
+  kSkewedBias,
+  kInt8,
+  kInt4,
+  kEmbedding,
+  kSuccessors,
+  kPassThrough
 };
-
-uint64_t SeedOf(uint64_t seed, const std::string& name) {
-  uint64_t hash = 0xcbf29ce484222325U ^ seed * 0x9e3779b97f4a7c15U;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
-  return hash;
-}
-
-enum class Fill : uint8_t { kZeros, kOnes, kNormal, kScales, kSkewedBias, kInt8, kInt4 };
 
 struct Tensor {
   std::string name;
   Fill fill;
   std::vector<int64_t> shape;
-  float deviation = 0;  // kNormal: of the values; kScales: the mean scale
+  float level = 0;   // kConstant: the values; kNormal: their deviation; kScales: the mean
+  int64_t cols = 0;  // the structured int8 matrices: kEmbedding and later
 
   bool IsF32() const { return fill < Fill::kInt8; }
   uint64_t Values() const {
@@ -146,6 +131,40 @@ void WriteBytes(const Tensor& tensor, uint64_t seed, std::vector<uint64_t>& chun
   }
 }
 
+// int8 row by row: the embedding, the head, or an eh_proj that hands the embedding's half on with
+// a little noise.
+void WriteStructured(const Tensor& tensor, uint64_t seed, const Vocabulary& vocabulary,
+                     OutputFile& file) {
+  const auto cols = static_cast<size_t>(tensor.cols);
+  const int64_t rows = tensor.shape[0] / tensor.cols;
+  Random random(SeedOf(seed, tensor.name));  // kPassThrough
+  std::vector<float> values;
+  std::vector<int8_t> chunk;
+  for (int64_t r = 0; r < rows; ++r) {
+    const size_t at = chunk.size();
+    chunk.resize(at + cols);
+    if (tensor.fill == Fill::kPassThrough) {
+      uint64_t bits = 0;
+      for (size_t i = 0; i < cols; ++i) {
+        bits = i % 16 == 0 ? random.Next() : bits >> 4;
+        chunk[at + i] = static_cast<int8_t>((bits & 15) == 0 ? 1 : (bits & 15) == 1 ? -1 : 0);
+      }
+      chunk[at + static_cast<size_t>(r)] = 127;
+    } else {
+      const bool head = tensor.fill == Fill::kSuccessors;
+      head ? vocabulary.Head(r, values) : vocabulary.Embedding(r, values);
+      const float scale = head ? vocabulary.HeadScale() : vocabulary.EmbeddingScale();
+      for (size_t i = 0; i < cols; ++i) {
+        chunk[at + i] = static_cast<int8_t>(std::lrint(values[i] / scale));
+      }
+    }
+    if (chunk.size() >= kChunkBytes || r + 1 == rows) {
+      file.Write(chunk.data(), chunk.size());
+      chunk.clear();
+    }
+  }
+}
+
 void WriteSkewedBias(const Tensor& tensor, Random& random, OutputFile& file) {
   std::vector<float> bias(static_cast<size_t>(tensor.Values()));
   for (size_t rank = 0; rank < bias.size(); ++rank) {
@@ -163,17 +182,14 @@ void WriteFloats(const Tensor& tensor, uint64_t seed, OutputFile& file) {
     chunk.resize(static_cast<size_t>(std::min<uint64_t>(left, kChunkBytes / sizeof(float))));
     for (float& value : chunk) {
       switch (tensor.fill) {
-        case Fill::kZeros:
-          value = 0;
-          break;
-        case Fill::kOnes:
-          value = 1;
+        case Fill::kConstant:
+          value = tensor.level;
           break;
         case Fill::kNormal:
-          value = tensor.deviation * random.Normal();
+          value = tensor.level * random.Normal();
           break;
         default:
-          value = tensor.deviation * (0.8F + 0.4F * random.Uniform());
+          value = tensor.level * (0.8F + 0.4F * random.Uniform());
           break;
       }
     }
@@ -185,14 +201,23 @@ void WriteFloats(const Tensor& tensor, uint64_t seed, OutputFile& file) {
 // shard whenever there is enough.
 class Series {
  public:
-  Series(const SyntheticModel& model, std::string prefix, const ShardWritten& written)
-      : model_(model), prefix_(std::move(prefix)), written_(written), chunk_(kChunkBytes / 8) {}
+  Series(const SyntheticModel& model, const ModelConfig& config, std::string prefix,
+         const ShardWritten& written)
+      : model_(model),
+        vocabulary_(model.seed, config),
+        prefix_(std::move(prefix)),
+        written_(written),
+        chunk_(kChunkBytes / 8) {}
 
   void Matrix(int32_t layer, const std::string& name, int64_t rows, int64_t cols, PackedMatrix&) {
     const std::string full = layer < 0 ? name : LayerPrefix(layer) + name;
     const float deviation = Deviation(name, cols);
     if (name == "mlp.gate.weight") {
       tensors_.push_back({full, Fill::kNormal, {rows, cols}, deviation});
+    } else if (const auto [fill, scale] = Structure(name); scale > 0) {
+      tensors_.push_back({full, fill, {rows * cols}, 0, cols});
+      bytes_ += tensors_.back().Bytes();
+      tensors_.push_back({full + ".qs", Fill::kConstant, {rows}, scale});
     } else {
       const WeightFormat format = FormatOf(layer, name);
       const bool int8 = format == WeightFormat::kInt8Row;
@@ -209,10 +234,11 @@ class Series {
   }
 
   void Vector(int32_t layer, const std::string& name, int64_t size, std::vector<float>&) {
-    const Fill fill = name == "mlp.gate.e_score_correction_bias" ? Fill::kSkewedBias
-                      : name.ends_with(".bias")                  ? Fill::kZeros
-                                                                 : Fill::kOnes;
-    tensors_.push_back({layer < 0 ? name : LayerPrefix(layer) + name, fill, {size}});
+    const bool skewed = name == "mlp.gate.e_score_correction_bias";
+    tensors_.push_back({layer < 0 ? name : LayerPrefix(layer) + name,
+                        skewed ? Fill::kSkewedBias : Fill::kConstant,
+                        {size},
+                        name.ends_with(".bias") ? 0.0F : 1.0F});
     Added();
   }
 
@@ -226,9 +252,18 @@ class Series {
   // Activations keep variance 1 through a matrix; branches that end in the residual stream stay
   // small beside it.
   static float Deviation(const std::string& name, int64_t cols) {
-    if (name == "model.embed_tokens.weight") return 1;
     const bool branch_end = name.ends_with("down_proj.weight") || name.ends_with("o_proj.weight");
-    return (branch_end ? 0.5F : 1.0F) / std::sqrt(static_cast<float>(cols));
+    return (branch_end ? kBranch : 1.0F) / std::sqrt(static_cast<float>(cols));
+  }
+
+  // The matrices that are more than noise, all int8 with one scale; a scale of 0 for the others.
+  std::pair<Fill, float> Structure(const std::string& name) const {
+    if (name == "model.embed_tokens.weight") {
+      return {Fill::kEmbedding, vocabulary_.EmbeddingScale()};
+    }
+    if (name == "lm_head.weight") return {Fill::kSuccessors, vocabulary_.HeadScale()};
+    if (name == "eh_proj.weight") return {Fill::kPassThrough, 1.0F / 127};
+    return {Fill::kInt8, 0.0F};
   }
 
   WeightFormat FormatOf(int32_t layer, const std::string& name) const {
@@ -263,10 +298,18 @@ class Series {
     for (size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(header.size() >> 8 * i & 0xff);
     file.Write(length, sizeof(length));
     file.Write(header.data(), header.size());
-    if (model_.holes) file.Lengthen(8 + header.size() + offset);
+    if (model_.holes) {
+      file.Lengthen(8 + header.size() + offset);
+      tensors_.clear();
+    }
     for (const Tensor& t : tensors_) {
-      if (model_.holes) break;
-      t.IsF32() ? WriteFloats(t, model_.seed, file) : WriteBytes(t, model_.seed, chunk_, file);
+      if (t.IsF32()) {
+        WriteFloats(t, model_.seed, file);
+      } else if (t.cols > 0) {
+        WriteStructured(t, model_.seed, vocabulary_, file);
+      } else {
+        WriteBytes(t, model_.seed, chunk_, file);
+      }
     }
     file.Close();
     const uint64_t bytes = 8 + header.size() + offset;
@@ -277,6 +320,7 @@ class Series {
   }
 
   const SyntheticModel& model_;
+  const Vocabulary vocabulary_;
   std::string prefix_;
   const ShardWritten& written_;
   std::vector<uint64_t> chunk_;
@@ -381,7 +425,7 @@ void PrepareDirectory(const std::string& directory) {
 
 uint64_t WriteMainLayers(const SyntheticModel& model, const ModelConfig& c, const std::string& out,
                          const ShardWritten& written) {
-  Series main(model, out + "/out", written);
+  Series main(model, c, out + "/out", written);
   PackedMatrix matrix;
   std::vector<float> vector;
   main.Matrix(-1, "model.embed_tokens.weight", c.vocab, c.hidden, matrix);
@@ -400,7 +444,7 @@ uint64_t WriteMainLayers(const SyntheticModel& model, const ModelConfig& c, cons
 
 uint64_t WriteMtpLayer(const SyntheticModel& model, const ModelConfig& c, const std::string& out,
                        const ShardWritten& written) {
-  Series mtp(model, out + "/out-mtp", written);
+  Series mtp(model, c, out + "/out-mtp", written);
   LayerWeights weights;
   if (model.indexer) weights.indexer.emplace();
   MtpWeights extra;
@@ -415,7 +459,7 @@ uint64_t WriteMtpLayer(const SyntheticModel& model, const ModelConfig& c, const 
 
 uint64_t WriteIndexers(const SyntheticModel& model, const ModelConfig& c, const std::string& out,
                        const ShardWritten& written) {
-  Series indexers(model, out + "/out-idx", written);
+  Series indexers(model, c, out + "/out-idx", written);
   for (int32_t layer = 0; layer < c.layers; ++layer) {
     IndexerWeights weights;
     if (c.FullIndexer(layer)) VisitIndexer(c, layer, weights, indexers);

@@ -178,7 +178,7 @@ TEST_CASE("pipeline --sequences compares runs of so many prompts in one table") 
   for (const Json& run : table) {
     CHECK(run.at("sweeps") == 6);  // the first draws a token too
     CHECK(run.at("gb_per_sweep").get<double>() > 0);
-    CHECK(run.at("wall_over_ideal").get<double>() > 0.5);
+    CHECK(run.at("wall_over_ideal").get<double>() > 0);
     CHECK(run.at("alone_seconds").get<double>() > 0);
   }
   CHECK(table[1].at("union_gb_per_sweep").get<double>() >

@@ -329,6 +329,32 @@ TEST_CASE("a refuted hint gives its slot back") {
     CHECK(setup.Reading() == Items{22});
     CHECK(setup.cache.Stats().bytes_prefetch_wasted == kIoAlign);
   }
+  SUBCASE("being read: cut short, and its bytes are counted as wasted") {
+    Setup setup(Slots(1));
+    setup.cache.Hint(12, 0);
+    const uint64_t id = setup.PendingOf(12).job.id;
+    setup.reader.MarkSent(id);
+    CHECK_FALSE(setup.PendingOf(12).cut);
+    setup.cache.LayerRouted(1, 0);
+    CHECK(setup.PendingOf(12).cut);
+    setup.reader.Answer(id, {ECANCELED, 0, 0, 512});
+    CHECK(setup.cache.Stats().bytes_prefetch_wasted == 512);
+    CHECK(setup.cache.Stats().BytesRead() == 512);
+    CHECK(setup.cache.Stats().failures == 0);
+  }
+  SUBCASE("cut short, and then wanted: read once more") {
+    Setup setup(Slots(1));
+    setup.cache.Hint(12, 0);
+    const uint64_t id = setup.PendingOf(12).job.id;
+    setup.reader.MarkSent(id);
+    setup.cache.LayerRouted(1, 0);
+    CHECK(setup.cache.Request(12, 7) == nullptr);
+    setup.reader.Complete(id, ECANCELED);
+    CHECK(setup.Reading() == Items{12});
+    setup.Complete(12);
+    CHECK(setup.cache.IsReady(12));
+    setup.cache.Unpin(12);
+  }
   SUBCASE("read: the next hint takes its slot") {
     Setup setup(Slots(1));
     setup.cache.Hint(12, 0);

@@ -25,6 +25,7 @@ class FakeReader final : public Reader {
     ReadJob job;
     bool promoted = false;
     bool sent = false;
+    bool cut = false;  // CutShort
   };
 
   // With `files`, destinations get the files' bytes (what lies past a file's end stays as it was);
@@ -55,6 +56,13 @@ class FakeReader final : public Reader {
     return std::erase_if(pending_, [&](const Pending& pending) {
              return pending.job.id == id && !pending.sent;
            }) > 0;
+  }
+
+  void CutShort(uint64_t id) override {
+    std::lock_guard lock(mutex_);
+    for (Pending& pending : pending_) {
+      if (pending.job.id == id) pending.cut = true;
+    }
   }
 
   // As the contract says, jobs that nobody "sent" end with ECANCELED; those sent end well.

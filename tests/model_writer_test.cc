@@ -123,6 +123,43 @@ TEST_CASE("weights keep the variance of what they multiply, and int4 has no -8")
   CHECK(sum / 192 == doctest::Approx(1).epsilon(0.1));
 }
 
+TEST_CASE("the head's rows of end tokens are zeros, so that no line of a measurement ends early") {
+  const TempDir dir;
+  SyntheticModel m = Small();
+  m.tokenizer_from = kDemo;
+  WriteSyntheticModel(m, dir.Path("model"));
+  const std::string head = TensorBytes(Container({dir.Path("model")}), "lm_head.weight");
+  const auto row = [&](size_t token) { return head.substr(token * 128, 128); };
+  for (const size_t token : {4060U, 4067U, 4069U}) CHECK(row(token) == std::string(128, '\0'));
+  CHECK(row(4061) != std::string(128, '\0'));
+}
+
+TEST_CASE("the head likes a token's successor best, and what eh_proj hands on is the embedding") {
+  const TempDir dir;
+  SyntheticModel m = Small();
+  m.hidden = 512;
+  WriteSyntheticModel(m, dir.Path("model"));
+  const Container container({dir.Path("model")});
+  const std::string embedding = TensorBytes(container, "model.embed_tokens.weight");
+  const std::string head = TensorBytes(container, "lm_head.weight");
+  const auto dot = [&](size_t token, size_t next) {
+    int64_t sum = 0;
+    for (size_t i = 0; i < 512; ++i) {
+      sum += static_cast<signed char>(embedding[token * 512 + i]) *
+             static_cast<signed char>(head[next * 512 + i]);
+    }
+    return sum;
+  };
+  for (const size_t token : {0U, 77U, 2000U, 4095U}) {
+    const int64_t successor = dot(token, (token + 1) % 4096);
+    int better = 0;
+    for (size_t next = 0; next < 4096; ++next) better += dot(token, next) > successor ? 1 : 0;
+    CHECK(better < 4);  // a jump may be as good
+  }
+  const std::string mixing = TensorBytes(container, "model.layers.5.eh_proj.weight");
+  for (size_t r = 0; r < 512; ++r) CHECK(mixing[r * 1024 + r] == 127);
+}
+
 TEST_CASE("without MTP and indexers there are no shards of theirs") {
   const TempDir dir;
   SyntheticModel m = Small();

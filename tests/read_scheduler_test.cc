@@ -162,6 +162,39 @@ TEST_CASE("a promoted prefetch that was queued behind others overtakes them") {
   CHECK(setup.Next().offset == 4 * kMiB);
 }
 
+TEST_CASE("a prefetch cut short sends nothing more and ends with what is in flight") {
+  Setup setup;
+  const std::vector<Extent> a = {{0, 0, 3 * kMiB, 0}};
+  setup.scheduler.Submit(setup.Job(1, ReadClass::kPrefetch, a));
+  const Segment first = setup.Next();
+  setup.scheduler.CutShort(1);
+  CHECK(setup.Nothing());
+  setup.AnswerFully(first);
+  const FinishedRead over = setup.Finished();
+  CHECK(over.id == 1);
+  CHECK(over.result.error == ECANCELED);
+  CHECK(over.result.bytes == kMiB);
+  CHECK(setup.scheduler.Stats().failures == 0);
+
+  SUBCASE("one that is all sent ends well") {
+    setup.scheduler.Submit(setup.Job(2, ReadClass::kPrefetch, a));
+    const Segment sent[] = {setup.Next(), setup.Next(), setup.Next()};
+    setup.scheduler.CutShort(2);
+    for (const Segment& segment : sent) setup.AnswerFully(segment);
+    CHECK(setup.Finished().result.error == 0);
+  }
+  SUBCASE("a demand is not cut") {
+    setup.scheduler.Submit(setup.Job(2, ReadClass::kPrefetch, a));
+    const Segment sent = setup.Next();
+    setup.scheduler.Promote(2);
+    setup.scheduler.CutShort(2);
+    setup.AnswerFully(sent);
+    setup.AnswerFully(setup.Next());
+    setup.AnswerFully(setup.Next());
+    CHECK(setup.Finished().result.error == 0);
+  }
+}
+
 TEST_CASE("a job is cancelled only while no segment was handed out") {
   Setup setup;
   const std::vector<Extent> a = {{0, 0, 2 * kMiB, 0}};
