@@ -10,10 +10,12 @@
 #include "apps/flags.h"
 #include "apps/run.h"
 #include "bench/fixture.h"
+#include "bench/io_bench.h"
 #include "bench/kernels_bench.h"
 #include "bench/make_model.h"
 #include "bench/pipeline.h"
 #include "bench/quality.h"
+#include "bench/replay.h"
 #include "bench/tokenize.h"
 #include "io/error.h"
 #include "runtime/prompt_source.h"
@@ -39,7 +41,7 @@ struct PipelineFlags {
   int32_t prompts = 8, tokens = 32, prompt_tokens = 0;
   std::vector<int32_t> sequences;
   bool warm = false, alone = true;
-  std::string trace, text;
+  std::string trace, routes, text;
   bool json = false, csv = false, markdown = false;
 };
 
@@ -111,6 +113,7 @@ int Pipeline(const PipelineFlags& flags, const std::vector<std::string>& rest) {
   options.warm = flags.warm;
   options.compute_alone = flags.alone;
   options.trace = flags.trace;
+  options.routes = flags.routes;
   options.open_reader = [&] { return OpenReader(run, options.plan, model); };
   options.format = flags.json       ? TableFormat::kJson
                    : flags.csv      ? TableFormat::kCsv
@@ -167,6 +170,16 @@ void AddMakeModelFlags(CLI::App* sub, MakeModelOptions* make, std::string* exper
   sub->add_flag("!--no-check", make->check, "Do not measure what the routing reaches");
 }
 
+void AddFormatFlags(CLI::App* sub, TableFormat* to) {
+  const auto format = [sub, to](const char* flag, TableFormat value, const char* text) {
+    sub->add_flag_callback(
+        flag, [to, value] { *to = value; }, text);
+  };
+  format("--json", TableFormat::kJson, "Print JSON");
+  format("--csv", TableFormat::kCsv, "Print CSV");
+  format("--markdown", TableFormat::kMarkdown, "Print a Markdown table");
+}
+
 void AddKernelsFlags(CLI::App* sub, KernelsOptions* o, int* code) {
   sub->add_option("--format", o->formats,
                   "int4-g32, int4-g64, int4-g128, int4-row, int8-row, bf16, f32")
@@ -186,14 +199,46 @@ void AddKernelsFlags(CLI::App* sub, KernelsOptions* o, int* code) {
   sub->add_option("--bytes", o->bytes, "Of weights that take turns")
       ->transform(CLI::AsSizeValue(false));
   sub->add_flag("!--no-attention", o->attention, "Products only");
-  const auto format = [sub, o](const char* flag, TableFormat value, const char* text) {
-    sub->add_flag_callback(
-        flag, [o, value] { o->format = value; }, text);
-  };
-  format("--json", TableFormat::kJson, "Print JSON");
-  format("--csv", TableFormat::kCsv, "Print CSV");
-  format("--markdown", TableFormat::kMarkdown, "Print a Markdown table");
+  AddFormatFlags(sub, &o->format);
   sub->callback([o, code] { *code = RunKernels(*o); });
+}
+
+void AddIoFlags(CLI::App* sub, IoBenchOptions* o, int* code) {
+  const auto list = [sub](const char* flag, auto* values, const char* help) {
+    return sub->add_option(flag, *values, help)->delimiter(',')->capture_default_str();
+  };
+  CLI::Option* model = sub->add_option("-m,--model", o->model, "Model folder; again for further");
+  CLI::Option* file = sub->add_option("--file", o->file, "Any file instead of a model's experts");
+  file->excludes(model);
+  sub->add_option("--piece", o->piece, "Bytes of the file that are read as one expert")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30));
+  list("--depth", &o->depths, "Segments in flight")->check(CLI::Range(1, 1024));
+  list("--backend", &o->backends, "uring, pread")->check(CLI::IsMember({"uring", "pread"}));
+  list("--reads", &o->reads, "direct, buffered")->check(CLI::IsMember({"direct", "buffered"}));
+  list("--order", &o->orders, "file, random")->check(CLI::IsMember({"file", "random"}));
+  sub->add_option("--bytes", o->bytes, "Read for each figure, over all repetitions")
+      ->transform(CLI::AsSizeValue(false));
+  sub->add_option("--repetitions", o->repetitions, "The medians are of so many")
+      ->check(CLI::Range(1, 1000));
+  AddFormatFlags(sub, &o->format);
+  sub->callback([o, code] {
+    if (o->model.empty() && o->file.empty()) throw UsageError("io: -m or --file is needed");
+    *code = RunIoBench(*o);
+  });
+}
+
+void AddReplayFlags(CLI::App* sub, ReplayOptions* o, int* code) {
+  sub->add_option("trace", o->trace, "Route trace (--route-trace of pipeline and colibri-run)")
+      ->required();
+  sub->add_option("--slots", o->slots, "Sizes of the cache: N or N% of the experts of each size")
+      ->delimiter(',');
+  sub->add_option("--policy", o->policies, "lru, slru, lfu, sweep, belady (default: all)")
+      ->delimiter(',');
+  sub->add_option("--usage", o->usage, "Counts of earlier runs, known from the start");
+  sub->add_flag("--guesses", o->guesses, "Recall and waste of the ways to guess, not the policies");
+  AddFormatFlags(sub, &o->format);
+  sub->callback([o, code] { *code = RunReplay(*o); });
 }
 
 int Run(int argc, char** argv) {
@@ -271,6 +316,8 @@ int Run(int argc, char** argv) {
                  "Run the prompts twice and show the second time, when the cache is warm");
   pipe->add_flag("!--no-alone", pipeline.alone, "Do not measure computing alone");
   pipe->add_option("--trace", pipeline.trace, "Write a Chrome trace (Perfetto opens it)");
+  pipe->add_option("--route-trace", pipeline.routes,
+                   "Write which experts were chosen and guessed, for replay");
   pipe->add_flag("--json", pipeline.json, "Print JSON");
   pipe->add_flag("--csv", pipeline.csv, "Print CSV");
   pipe->add_flag("--markdown", pipeline.markdown, "Print a Markdown table");
@@ -282,6 +329,16 @@ int Run(int argc, char** argv) {
                                      "Products and attention beside plain loops of "
                                      "reads and arithmetic in the same run"),
                   &kernels, &code);
+
+  IoBenchOptions io;
+  AddIoFlags(
+      app.add_subcommand("io", "The drive, read as the engine reads it, beside a plain loop"), &io,
+      &code);
+
+  ReplayOptions replay;
+  AddReplayFlags(
+      app.add_subcommand("replay", "Cache policies and guesses on a recorded route trace"), &replay,
+      &code);
 
   MakeModelOptions make;
   std::string expert_format = "int4-g64", dense_format = "int4-g64";

@@ -341,8 +341,16 @@ class FlagSet {
     Choice("--prefetch", &options_.prefetch, on_off, "Read guessed experts early (default: auto)");
     Count("--prefetch-depth", &options_.prefetch_depth, 1, 256, "Of the reads, at most this many");
     Choice("--cache-policy", &options_.cache_policy,
-           {{"auto", "auto"}, {"lru", "lru"}, {"fixed", "fixed"}},
-           "Which experts stay: the last used (auto and lru); fixed: not yet");
+           {{"auto", "auto"}, {"lru", "lru"}, {"slru", "slru"}, {"lfu", "lfu"}, {"sweep", "sweep"}},
+           "Which experts stay: auto (sweep), sweep (what the sweep comes back to soonest), lru, "
+           "slru or lfu");
+    Value("--usage", &options_.usage,
+          "Counts of chosen experts, used and brought up to date: a file, auto (MODEL/.coli_usage "
+          "if it is there) or off")
+        ->type_name("auto|off|FILE");
+    Value("--route-trace", &options_.route_trace,
+          "Write which experts were chosen and guessed, for colibri-bench replay")
+        ->type_name("FILE");
   }
 
   bool SetSlots(std::string text) {

@@ -75,6 +75,8 @@ struct RunOptions {
   OnOffAuto direct = OnOffAuto::kAuto, prefetch = OnOffAuto::kAuto;
   int32_t prefetch_depth = 0;
   std::string cache_policy = "auto";
+  std::string usage = "auto";  // auto, off or a file
+  std::string route_trace;     // file; "": none
   bool f32_activations = false;
   bool f32_kv = false;
 

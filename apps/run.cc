@@ -23,6 +23,7 @@
 #include "apps/say.h"
 #include "apps/signals.h"
 #include "apps/summary.h"
+#include "apps/usage.h"
 #include "graph/engine.h"
 #include "io/check.h"
 #include "io/error.h"
@@ -63,8 +64,6 @@ void RefuseUnsupported(const RunOptions& o) {
   refuse(!o.kv_dir.empty(), "--kv-dir", "KV pages are kept in memory only");
   refuse(o.kv_ram.has_value(), "--kv-ram", "the plan sizes the KV; --ctx-size and --ram change it");
   refuse(o.resident.has_value(), "--resident", "dense weights are always in memory");
-  refuse(o.cache_policy != "auto" && o.cache_policy != "lru", "--cache-policy",
-         "only lru is available");
 }
 
 Descriptor OpenInput(const RunOptions& o) {
@@ -226,6 +225,15 @@ int Conclude(Job& job, OutputWriter& writer, const PromptSource& source, const L
   return all_fine ? 0 : 1;
 }
 
+// A trace that could not be written ends nothing: the answers are what the run is for.
+void FinishRoutes(RouteTraceWriter& routes) {
+  try {
+    routes.Finish();
+  } catch (const IoError& e) {
+    Say(e.what());
+  }
+}
+
 // The parts of a run, built in the order they are torn down in reverse. Longer than 60 lines, since
 // they point at each other.
 int Generate(Job job, Signals& signals) {
@@ -249,8 +257,13 @@ int Generate(Job job, Signals& signals) {
   PromptSource source(std::move(source_options), parser);
 
   job.model.LoadDense();
-  Engine engine(job.model, job.tokenizer, EngineOptionsOf(o, job.plan),
-                OpenReader(o, job.plan, job.model), source);
+  UsageCounts usage(o, job.model);
+  std::optional<RouteTraceWriter> routes;
+  EngineOptions engine_options = EngineOptionsOf(o, job.plan);
+  engine_options.heat = usage.Heat(std::min(job.plan.sequences, job.plan.rows));
+  if (!o.route_trace.empty()) engine_options.routes = &routes.emplace(o.route_trace, job.model);
+  Engine engine(job.model, job.tokenizer, engine_options, OpenReader(o, job.plan, job.model),
+                source);
   Say(fmt::format("mode: {} threads, {}, {}, {} reads, prefetch {}", job.plan.threads, SimdTarget(),
                   engine.ReaderName(), DirectReads(o, job.plan) ? "direct" : "buffered",
                   o.prefetch == OnOffAuto::kOff ? "off" : "on"));
@@ -296,6 +309,8 @@ int Generate(Job job, Signals& signals) {
     engine.Run(deliverer);
   }
   if (ordered) ordered->Flush();
+  usage.Save(engine);
+  if (routes) FinishRoutes(*routes);
   return Conclude(job, writer, source, filter, engine, deliverer, tally, signals.Interrupted());
 }
 
@@ -342,6 +357,8 @@ EngineOptions EngineOptionsOf(const RunOptions& o, const Plan& plan) {
   e.kv_type = o.f32_kv ? KvType::kF32 : KvType::kBF16;
   e.slots = plan.slot_classes;
   e.prefetch = o.prefetch != OnOffAuto::kOff;
+  // auto is sweep: it reads the fewest bytes for narrow and for wide frames (bench/README.md).
+  if (const auto policy = ParseCachePolicy(o.cache_policy)) e.cache_policy = *policy;
   return e;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 
 #include "bench/bench_readers.h"
@@ -146,14 +147,18 @@ struct Run {
 
 Run RunOnce(const Model& model, const Tokenizer& tokenizer, const PipelineOptions& options,
             const EngineOptions& engine_options, size_t prompts, std::unique_ptr<Reader> reader,
-            const std::string& trace) {
+            const std::string& trace, const std::string& routes) {
   ListSource source(options, prompts, options.warm);
-  Engine engine(model, tokenizer, engine_options, std::move(reader), source);
+  std::optional<RouteTraceWriter> writer;
+  EngineOptions with_routes = engine_options;
+  if (!routes.empty()) with_routes.routes = &writer.emplace(routes, model);
+  Engine engine(model, tokenizer, with_routes, std::move(reader), source);
   if (!trace.empty()) engine.TheProfile().EnableTrace();
   CountingDelivery delivery(engine, source);
   engine.Run(delivery);
   const Counts all = CountsOf(engine);
   if (!trace.empty()) engine.TheProfile().WriteTrace(trace);
+  if (writer) writer->Finish();
   return {options.warm ? Since(delivery.first, all) : all, delivery.failed, delivery.tokens};
 }
 
@@ -165,9 +170,9 @@ Figures Measure(const Model& model, const Tokenizer& tokenizer, const PipelineOp
   engine.scheduler.share_prefixes = false;
   std::vector<uint32_t> items;
   Figures f;
-  const Run run =
-      RunOnce(model, tokenizer, options, engine, prompts,
-              std::make_unique<NotingReader>(options.open_reader(), &items), options.trace);
+  const Run run = RunOnce(model, tokenizer, options, engine, prompts,
+                          std::make_unique<NotingReader>(options.open_reader(), &items),
+                          options.trace, options.routes);
   f.counts = run.counts;
   f.failed = run.failed;
   f.tokens = run.tokens;
@@ -176,9 +181,9 @@ Figures Measure(const Model& model, const Tokenizer& tokenizer, const PipelineOp
   f.raw = RawReadRate(model, options.open_reader, items, kRawSeconds);
   if (options.compute_alone) {
     engine.prefetch = false;
-    f.alone =
-        RunOnce(model, tokenizer, options, engine, prompts, std::make_unique<InstantReader>(), "")
-            .counts.stats.seconds;
+    f.alone = RunOnce(model, tokenizer, options, engine, prompts, std::make_unique<InstantReader>(),
+                      "", "")
+                  .counts.stats.seconds;
   }
   return f;
 }

@@ -28,7 +28,8 @@ struct PipelineOptions {
   EngineOptions engine;
   Plan plan;
   std::function<std::unique_ptr<Reader>()> open_reader;
-  std::string trace;  // Chrome trace file; "": none
+  std::string trace;   // Chrome trace file; "": none
+  std::string routes;  // route trace file, of the measured run; "": none
   TableFormat format = TableFormat::kText;
 };
 

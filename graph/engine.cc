@@ -85,6 +85,7 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
       drawer_(mask_, parallel_),
       scheduler_(WithContext(options), tokenizer, model.Config().stop_ids, kv_, source,
                  [this](Sequence& s) { delivery_->Refuse(s); }),
+      chosen_(model.ExpertCount()),
       slots_(options.slots),
       reader_(std::move(reader), profile_),
       wake_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
@@ -96,6 +97,7 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
     GraphFrame& f = *frames_.back();
     f.frame.id = static_cast<uint16_t>(i);
     f.issue_order.reserve(experts);
+    f.items.reserve(experts);
     f.notices.reserve(static_cast<size_t>(options.scheduler.rows));
     f.predict_scratch.resize(Stages::PredictScratch(model.Config()));
     f.votes.resize(experts);
@@ -103,8 +105,9 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
     f.hint_order.reserve(experts);
   }
   arena_.execute([&] { graph_ = std::make_unique<DecodeGraph>(this); });
-  cache_ = std::make_unique<ExpertCache>(ItemsOf(model), slots_, reader_,
-                                         [this](const ReadyItem& item) { OnReady(item); });
+  cache_ = std::make_unique<ExpertCache>(
+      ItemsOf(model), slots_, reader_, [this](const ReadyItem& item) { OnReady(item); },
+      options.cache_policy, options.heat);
 }
 
 Engine::~Engine() {
@@ -176,6 +179,12 @@ EngineStats Engine::Stats() const {
           profile_.Seconds()};
 }
 
+std::vector<uint64_t> Engine::Chosen() const {
+  std::vector<uint64_t> counts;
+  for (const auto& count : chosen_) counts.push_back(count.load(std::memory_order_relaxed));
+  return counts;
+}
+
 Engine::GraphFrame& Engine::At(LayerRef at) const {
   GraphFrame& f = *frames_[at.frame];
   COLIBRI_DCHECK(f.frame.layer == at.layer);
@@ -227,14 +236,29 @@ bool Engine::LayerReady(LayerRef at) noexcept {
 
 void Engine::Attention(LayerRef at) noexcept {
   const Profile::Span span(profile_, NodeId::kAttention, at.frame, at.layer);
+  if (options_.routes != nullptr) RecordGuess(At(at), at.layer, Guess::kInput);
   stages_.Attention(At(at).frame, at.layer);
+  if (options_.routes != nullptr) RecordGuess(At(at), at.layer + 1, Guess::kState);
+}
+
+void Engine::RecordGuess(GraphFrame& f, int32_t layer, Guess way) {
+  if (layer >= model_.Config().layers || !model_.Config().Sparse(layer)) return;
+  std::fill(f.votes.begin(), f.votes.end(), 0);
+  stages_.Predict(f.frame, layer, way == Guess::kShared, f.predict_scratch, f.votes);
+  options_.routes->Guessed(f.frame.id, layer, way, f.votes);
 }
 
 std::span<const uint16_t> Engine::Route(LayerRef at) noexcept {
   const Profile::Span span(profile_, NodeId::kRoute, at.frame, at.layer);
   GraphFrame& f = At(at);
   stages_.Route(f.frame, at.layer);
-  cache_->LayerRouted(at.layer, at.frame);
+  if (options_.routes != nullptr) options_.routes->Routed(f.frame, at.layer);
+  f.items.clear();
+  for (const FrameJob& job : f.frame.jobs) {
+    f.items.push_back(job.item);
+    chosen_[job.item].fetch_add(static_cast<uint64_t>(job.count), std::memory_order_relaxed);
+  }
+  cache_->LayerRouted(at.layer, at.frame, f.items);
   // Set before the first put: a job may be done before the last one is issued.
   const size_t jobs = f.frame.jobs.size();
   f.remaining.store(static_cast<int32_t>(jobs) + 2, std::memory_order_relaxed);
@@ -268,6 +292,7 @@ void Engine::Lookahead(LayerRef at) noexcept {
   const bool wraps = NextSparse(next) >= c.layers;
   if (wraps) next = NextSparse(0);
   if (next >= c.layers || !c.Sparse(next)) return;
+  if (cache_->LayerReady(static_cast<uint16_t>(next))) return;
   std::fill(f.votes.begin(), f.votes.end(), 0);
   if (ExpectedUnionShare(c, f.frame.Rows()) > kWholeLayer) {
     std::fill(f.votes.begin(), f.votes.end(), 1);
@@ -278,17 +303,10 @@ void Engine::Lookahead(LayerRef at) noexcept {
       f.votes[e] = f.first_votes[e] > 1 ? f.first_votes[e] : 0;
     }
   } else {
-    stages_.Predict(f.frame, next, f.predict_scratch, f.votes);
-  }
-  f.hint_order.clear();
-  for (size_t e = 0; e < f.votes.size(); ++e) {
-    if (f.votes[e] > 0) f.hint_order.push_back(static_cast<uint16_t>(e));
+    stages_.Predict(f.frame, next, false, f.predict_scratch, f.votes);
   }
   // The surest first: what is idle of the drive between two layers often suffices for one expert.
-  // Equal ones stay in file order.
-  std::sort(f.hint_order.begin(), f.hint_order.end(), [&](uint16_t a, uint16_t b) {
-    return f.votes[a] != f.votes[b] ? f.votes[a] > f.votes[b] : a < b;
-  });
+  OrderByVotes(f.votes, &f.hint_order);
   for (const uint16_t e : f.hint_order) cache_->Hint(model_.ExpertItem(next, e), at.frame);
 }
 
@@ -318,6 +336,7 @@ NodeBodies::Next Engine::Combine(LayerRef at) noexcept {
   // Release what this input wrote, acquire what the others did.
   if (f.remaining.fetch_sub(1, std::memory_order_acq_rel) != 1) return Next::kWait;
   const Profile::Span span(profile_, NodeId::kCombine, at.frame, at.layer);
+  if (options_.routes != nullptr) RecordGuess(f, at.layer + 1, Guess::kShared);
   stages_.Combine(f.frame, at.layer);
   if (at.layer + 1 >= model_.Config().layers) return Next::kHead;
   f.frame.layer = at.layer + 1;

@@ -23,6 +23,7 @@
 #include "runtime/delivery.h"
 #include "runtime/frame.h"
 #include "runtime/kv_store.h"
+#include "runtime/route_trace.h"
 #include "runtime/scheduler.h"
 #include "runtime/stages.h"
 #include "runtime/verify.h"
@@ -39,6 +40,9 @@ struct EngineOptions {
   KvType kv_type = KvType::kBF16;
   std::vector<SlotClass> slots;  // one for each of Model::ExpertClasses()
   bool prefetch = true;
+  CachePolicyKind cache_policy = CachePolicyKind::kSweep;
+  std::vector<float> heat;             // of each expert (PolicyItems); empty: unknown
+  RouteTraceWriter* routes = nullptr;  // takes every choice and guess; outlives the engine
   // Tests: yield after a node's last put, where a frame may already be somebody else's.
   bool pause_after_puts = false;
 };
@@ -74,6 +78,8 @@ class Engine final : public NodeBodies {
   std::vector<SequenceLeft> Left() const { return scheduler_.Left(); }
   Profile& TheProfile() { return profile_; }
   const Profile& TheProfile() const { return profile_; }
+  // How often each expert was chosen so far, by item; rows count.
+  std::vector<uint64_t> Chosen() const;
   std::string ReaderName() const { return reader_.Name(); }
 
   // Node bodies.
@@ -99,6 +105,7 @@ class Engine final : public NodeBodies {
     Frame frame;
     std::atomic<int32_t> remaining{0};  // of the layer: jobs + shared_ffn + lookahead
     std::vector<uint16_t> issue_order;
+    std::vector<uint32_t> items;  // of the jobs
     std::vector<Notice> notices;
     std::vector<float> predict_scratch;
     std::vector<uint32_t> votes;        // [experts] for the next layer's experts
@@ -110,6 +117,8 @@ class Engine final : public NodeBodies {
   GraphFrame& At(LayerRef at) const;
   void OnReady(const ReadyItem& item);
   int32_t NextSparse(int32_t layer) const;
+  // For the route trace: what the router of sparse layer `layer` makes of the state as it is now.
+  void RecordGuess(GraphFrame& f, int32_t layer, Guess way);
   void Pause() const;
   void WaitForWork(bool poll_input);
   void Linger();
@@ -126,6 +135,7 @@ class Engine final : public NodeBodies {
   TokenDrawer drawer_;
   Scheduler scheduler_;
   std::vector<std::unique_ptr<GraphFrame>> frames_;
+  std::vector<std::atomic<uint64_t>> chosen_;  // by item
   SlotPool slots_;
   MeteredReader reader_;
   std::unique_ptr<DecodeGraph> graph_;

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "io/check.h"
-#include "io/eviction.h"
 #include "io/slot_pool.h"
 
 namespace colibri {
@@ -31,16 +30,18 @@ struct Entry {
   bool used = false;         // requested since that read began
   uint32_t slot = kNoSlot;
   uint32_t pins = 0;
+  uint32_t needed = 0;               // requests that are sure to come (LayerRouted)
   uint32_t generation = 0;           // of the last read
   std::vector<uint64_t> waiters;     // one callback each
   std::vector<uint16_t> hinted_for;  // frames whose guess is not settled yet
 };
 
 struct Class {
-  explicit Class(uint32_t count) : order(count), item_of(count, kNoItem) {
+  Class(uint32_t count, std::unique_ptr<CachePolicy> policy_in)
+      : policy(std::move(policy_in)), item_of(count, kNoItem) {
     for (uint32_t slot = count; slot-- > 0;) free.push_back(slot);
   }
-  LruOrder order;
+  std::unique_ptr<CachePolicy> policy;
   std::vector<uint32_t> item_of;  // by slot
   std::vector<uint32_t> free;
   std::deque<uint32_t> demand;         // items in state Queued, first come first served
@@ -65,7 +66,8 @@ bool EraseValue(Container& from, const Value& value) {
 }  // namespace
 
 struct ExpertCache::Impl {
-  Impl(std::vector<CacheItem> items_in, SlotPool& pool_in, Reader& reader_in, OnReady on_ready_in);
+  Impl(std::vector<CacheItem> items_in, SlotPool& pool_in, Reader& reader_in, OnReady on_ready_in,
+       CachePolicyKind policy, std::vector<float> heat);
 
   // All of these are called under the lock.
   void Pump(uint16_t slot_class);
@@ -89,24 +91,30 @@ struct ExpertCache::Impl {
   SlotPool& pool;
   Reader& reader;
   const OnReady on_ready;
+  PolicyItems policy_items;
 
   std::mutex mutex;  // guards everything below; taken before any lock of the reader
   std::vector<Entry> entries;
   std::vector<Class> classes;
   std::vector<std::vector<uint32_t>> by_layer;
+  std::vector<uint32_t> ready_in_layer;
   CacheStats stats;
   bool stopping = false;
 };
 
 ExpertCache::Impl::Impl(std::vector<CacheItem> items_in, SlotPool& pool_in, Reader& reader_in,
-                        OnReady on_ready_in)
+                        OnReady on_ready_in, CachePolicyKind policy, std::vector<float> heat)
     : items(std::move(items_in)),
       pool(pool_in),
       reader(reader_in),
       on_ready(std::move(on_ready_in)),
       entries(items.size()) {
+  COLIBRI_CHECK(heat.empty() || heat.size() == items.size());
+  policy_items.heat = std::move(heat);
+  for (const CacheItem& item : items) policy_items.layer.push_back(item.layer);
   for (uint32_t i = 0; i < pool.Classes(); ++i) {
-    classes.emplace_back(pool.Count(static_cast<uint16_t>(i)));
+    const uint32_t count = pool.Count(static_cast<uint16_t>(i));
+    classes.emplace_back(count, MakeCachePolicy(policy, count, policy_items));
   }
   for (uint32_t i = 0; i < items.size(); ++i) {
     const CacheItem& item = items[i];
@@ -118,6 +126,7 @@ ExpertCache::Impl::Impl(std::vector<CacheItem> items_in, SlotPool& pool_in, Read
     if (by_layer.size() <= item.layer) by_layer.resize(size_t{item.layer} + 1);
     by_layer[item.layer].push_back(i);
   }
+  ready_in_layer.resize(by_layer.size());
 }
 
 // Demands first, in order; hints only when none waits.
@@ -147,11 +156,18 @@ void ExpertCache::Impl::PumpAll() {
 
 uint32_t ExpertCache::Impl::SlotForDemand(Class& in) {
   if (in.free.empty()) {
-    const auto oldest = in.order.Oldest([&](uint32_t slot) {
+    const auto idle = [&](uint32_t slot) {
       const Entry& entry = entries[in.item_of[slot]];
       return entry.state == State::kReady && entry.pins == 0;
+    };
+    // What is sure to be asked for, or guessed to be, goes only where nothing else can: if it never
+    // did, one slot would be waited for for ever.
+    auto victim = in.policy->Victim([&](uint32_t slot) {
+      const Entry& entry = entries[in.item_of[slot]];
+      return idle(slot) && entry.needed == 0 && entry.hinted_for.empty();
     });
-    if (oldest) return Evict(in, *oldest);
+    if (!victim) victim = in.policy->Victim(idle);
+    if (victim) return Evict(in, *victim);
     // Last, the newest guess that is not being read yet; it stays a guess.
     for (size_t i = in.hint_reading.size(); i-- > 0;) {
       const uint32_t item = in.hint_reading[i];
@@ -175,12 +191,12 @@ uint32_t ExpertCache::Impl::SlotForHint(Class& in) {
     in.free.pop_back();
     return slot;
   }
-  const auto oldest = in.order.Oldest([&](uint32_t slot) {
+  const auto victim = in.policy->Victim([&](uint32_t slot) {
     const Entry& entry = entries[in.item_of[slot]];
-    return entry.state == State::kReady && entry.pins == 0 && entry.hinted_for.empty() &&
-           in.order.IsCold(slot);
+    return entry.state == State::kReady && entry.pins == 0 && entry.needed == 0 &&
+           entry.hinted_for.empty() && in.policy->IsCold(slot);
   });
-  return oldest ? Evict(in, *oldest) : kNoSlot;
+  return victim ? Evict(in, *victim) : kNoSlot;
 }
 
 uint32_t ExpertCache::Impl::Evict(Class& in, uint32_t slot) {
@@ -189,6 +205,7 @@ uint32_t ExpertCache::Impl::Evict(Class& in, uint32_t slot) {
   ++stats.evictions;
   if (entry.hint_read && !entry.used) stats.bytes_prefetch_wasted += Bytes(items[item]);
   entry.state = State::kAbsent;
+  --ready_in_layer[items[item].layer];
   entry.slot = kNoSlot;
   entry.hinted_for.clear();
   in.item_of[slot] = kNoItem;
@@ -204,7 +221,7 @@ void ExpertCache::Impl::Read(uint32_t item, uint32_t slot, ReadClass read_class)
   entry.used = !entry.hint_read;
   ++entry.generation;
   in.item_of[slot] = item;
-  in.order.Use(slot);
+  in.policy->Placed(slot, item);
   if (entry.hint_read) in.hint_reading.push_back(item);
   reader.Submit(
       {ReadId(item), read_class, pool.Data(items[item].slot_class, slot), items[item].extents});
@@ -235,7 +252,7 @@ void ExpertCache::Impl::DropHint(uint32_t item) {
     EraseValue(ClassOf(item).hints, item);
     ++stats.hints_dropped;
   } else if (entry.state == State::kReady) {
-    if (entry.hint_read && !entry.used) ClassOf(item).order.Forget(entry.slot);
+    if (entry.hint_read && !entry.used) ClassOf(item).policy->Forget(entry.slot);
   } else if (TakeBackHintRead(item)) {
     ++stats.hints_dropped;
   } else if (entry.state == State::kReading && entry.hint_read && !entry.used) {
@@ -256,8 +273,9 @@ void ExpertCache::Impl::Succeeded(Entry& entry, uint32_t item) {
   Class& in = ClassOf(item);
   const uint64_t bytes = Bytes(items[item]);
   entry.state = State::kReady;
+  ++ready_in_layer[items[item].layer];
   entry.pins = static_cast<uint32_t>(entry.waiters.size());
-  in.order.Use(entry.slot);
+  in.policy->Placed(entry.slot, item);
   if (!entry.hint_read) {
     stats.bytes_demand += bytes;
     return;
@@ -267,7 +285,7 @@ void ExpertCache::Impl::Succeeded(Entry& entry, uint32_t item) {
   if (entry.used) {
     stats.bytes_prefetch_used += bytes;
   } else if (entry.hinted_for.empty()) {
-    in.order.Forget(entry.slot);  // refuted while it was being read
+    in.policy->Forget(entry.slot);  // refuted while it was being read
   }
 }
 
@@ -308,8 +326,9 @@ void ExpertCache::Impl::Done(uint64_t id, const ReadResult& result) {
 }
 
 ExpertCache::ExpertCache(std::vector<CacheItem> items, SlotPool& pool, Reader& reader,
-                         OnReady on_ready)
-    : impl_(std::make_unique<Impl>(std::move(items), pool, reader, std::move(on_ready))) {
+                         OnReady on_ready, CachePolicyKind policy, std::vector<float> heat)
+    : impl_(std::make_unique<Impl>(std::move(items), pool, reader, std::move(on_ready), policy,
+                                   std::move(heat))) {
   reader.Start(
       [impl = impl_.get()](uint64_t id, const ReadResult& result) { impl->Done(id, result); });
 }
@@ -320,11 +339,13 @@ const std::byte* ExpertCache::Request(uint32_t item, uint64_t waiter) {
   Impl& cache = *impl_;
   std::lock_guard lock(cache.mutex);
   Entry& entry = cache.entries[item];
+  if (entry.needed > 0) --entry.needed;
+  cache.ClassOf(item).policy->Asked(item);
   if (entry.state == State::kReady) {
     ++cache.stats.hits;
     ++entry.pins;
     cache.MarkUsed(entry, item);
-    cache.ClassOf(item).order.Use(entry.slot);
+    cache.ClassOf(item).policy->Used(entry.slot);
     return cache.pool.Data(cache.items[item].slot_class, entry.slot);
   }
   entry.waiters.push_back(waiter);
@@ -356,6 +377,12 @@ bool ExpertCache::IsReady(uint32_t item) const {
   return impl_->entries[item].state == State::kReady;
 }
 
+bool ExpertCache::LayerReady(uint16_t layer) const {
+  std::lock_guard lock(impl_->mutex);
+  return layer < impl_->by_layer.size() &&
+         impl_->ready_in_layer[layer] == impl_->by_layer[layer].size();
+}
+
 void ExpertCache::Hint(uint32_t item, uint16_t frame) {
   Impl& cache = *impl_;
   std::lock_guard lock(cache.mutex);
@@ -371,10 +398,12 @@ void ExpertCache::Hint(uint32_t item, uint16_t frame) {
   cache.Pump(cache.items[item].slot_class);
 }
 
-void ExpertCache::LayerRouted(uint16_t layer, uint16_t frame) {
+void ExpertCache::LayerRouted(uint16_t layer, uint16_t frame, std::span<const uint32_t> needed) {
   Impl& cache = *impl_;
   std::lock_guard lock(cache.mutex);
   if (layer >= cache.by_layer.size()) return;
+  for (const uint32_t item : needed) ++cache.entries[item].needed;
+  for (Class& in : cache.classes) in.policy->Routed(layer);
   for (const uint32_t item : cache.by_layer[layer]) {
     std::vector<uint16_t>& frames = cache.entries[item].hinted_for;
     if (EraseValue(frames, frame) && frames.empty()) cache.DropHint(item);

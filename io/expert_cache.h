@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "io/cache_policy.h"
 #include "io/reader.h"
 
 namespace colibri {
@@ -55,8 +56,9 @@ class ExpertCache {
   using OnReady = std::function<void(const ReadyItem&)>;
 
   // `items` (and their extents), `pool` and `reader` outlive the cache. The cache starts the
-  // reader.
-  ExpertCache(std::vector<CacheItem> items, SlotPool& pool, Reader& reader, OnReady on_ready);
+  // reader. `heat`: see PolicyItems.
+  ExpertCache(std::vector<CacheItem> items, SlotPool& pool, Reader& reader, OnReady on_ready,
+              CachePolicyKind policy = CachePolicyKind::kLru, std::vector<float> heat = {});
   ~ExpertCache();  // Stop() if it has not run yet
   ExpertCache(const ExpertCache&) = delete;
   ExpertCache& operator=(const ExpertCache&) = delete;
@@ -68,13 +70,17 @@ class ExpertCache {
   // Releases one pin; a waiting demand may take the slot at once.
   void Unpin(uint32_t item);
   bool IsReady(uint32_t item) const;
+  // Every item of the layer is Ready: a guess about it would change nothing.
+  bool LayerReady(uint16_t layer) const;
 
   // A guess that `item` will be requested for `frame`. Holds no slot until a slot is free or cold
   // and no demand waits. A hint never evicts a hinted item whose layer is not routed yet.
   void Hint(uint32_t item, uint16_t frame);
   // The router has chosen `layer` for `frame`: what that frame hinted for it and is not being read
-  // yet is dropped, and what was read for it may be evicted by hints again.
-  void LayerRouted(uint16_t layer, uint16_t frame);
+  // yet is dropped, and what was read for it may be evicted by hints again. Each of `needed` is
+  // requested once afterwards; until then hints do not evict it, and demands only if nothing else
+  // can go.
+  void LayerRouted(uint16_t layer, uint16_t frame, std::span<const uint32_t> needed = {});
   void DropHints();
 
   CacheStats Stats() const;

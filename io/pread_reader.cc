@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
@@ -64,7 +65,11 @@ class PreadReader final : public Reader {
     threads_.clear();
   }
 
-  ReaderStats Stats() const override { return scheduler_.Stats(); }
+  ReaderStats Stats() const override {
+    ReaderStats stats = scheduler_.Stats();
+    stats.wakes = wakes_.load(std::memory_order_relaxed);
+    return stats;
+  }
   std::string Name() const override { return fmt::format("pread x{}", kThreads); }
 
  private:
@@ -95,6 +100,7 @@ class PreadReader final : public Reader {
       condition.wait_for(lock, std::chrono::nanoseconds(std::min<uint64_t>(wait_ns, 1'000'000'000)),
                          changed);
     }
+    wakes_.fetch_add(1, std::memory_order_relaxed);
   }
 
   // Stopping, and no job is left. Only the callbacks of those that have ended remain.
@@ -116,16 +122,18 @@ class PreadReader final : public Reader {
       const int fd = segment.direct ? files_.DirectFd(segment.file) : files_.Fd(segment.file);
       const ssize_t got =
           pread(fd, segment.into, segment.bytes, static_cast<off_t>(segment.offset));
-      scheduler_.Complete(segment.index, segment.generation, got < 0 ? -errno : got);
+      const bool ended =
+          scheduler_.Complete(segment.index, segment.generation, got < 0 ? -errno : got);
       Change();
       // One reader suffices: this one asks for more work itself, and a completion makes room for at
       // most one more prefetch. At the end of a stop all have to see that nothing is left.
-      if (Over()) {
+      const bool over = Over();
+      if (over) {
         work_.notify_all();
       } else {
         work_.notify_one();
       }
-      finished_.notify_one();
+      if (ended || over) finished_.notify_one();
     }
   }
 
@@ -148,6 +156,7 @@ class PreadReader final : public Reader {
   ReadDone done_;
   std::mutex mutex_;  // guards changes_ and stopping_
   std::condition_variable work_, finished_;
+  std::atomic<uint64_t> wakes_{0};
   uint64_t changes_ = 0;
   bool stopping_ = false;
   std::vector<std::thread> threads_;

@@ -188,10 +188,10 @@ Segment ReadScheduler::Send(uint32_t index, uint64_t now) {
           record.into};
 }
 
-void ReadScheduler::Complete(uint32_t index, uint32_t generation, int64_t received) {
+bool ReadScheduler::Complete(uint32_t index, uint32_t generation, int64_t received) {
   std::lock_guard lock(mutex_);
   Record& record = records_[index];
-  if (!record.flying || record.generation != generation) return;
+  if (!record.flying || record.generation != generation) return !finished_.empty();
   Job& job = *record.job;
   record.flying = false;
   --job.flying;
@@ -206,11 +206,12 @@ void ReadScheduler::Complete(uint32_t index, uint32_t generation, int64_t receiv
   if (answer == Answer::kAgain && job.result.error == 0) {
     ++stats_.retries;
     again_.push_back(index);
-    return;
+    return !finished_.empty();
   }
   Release(index);
   if (answer == Answer::kFailed) Abandon(job, here);
   FinishIfOver(job);
+  return !finished_.empty();
 }
 
 ReadScheduler::Answer ReadScheduler::Judge(Record& record, int64_t received) {

@@ -62,6 +62,7 @@ struct ReaderStats {
   uint64_t demand_bytes = 0, prefetch_bytes = 0;  // asked for and arrived, rounding included
   uint64_t segments = 0, retries = 0, failures = 0;
   uint64_t busy_ns = 0;  // time with at least one read in flight
+  uint64_t wakes = 0;    // times a thread of the reader's own woke; none while nothing is wanted
 };
 
 class Reader {

@@ -90,7 +90,11 @@ class UringReader final : public Reader {
     thread_.join();
   }
 
-  ReaderStats Stats() const override { return scheduler_.Stats(); }
+  ReaderStats Stats() const override {
+    ReaderStats stats = scheduler_.Stats();
+    stats.wakes = wakes_.load(std::memory_order_relaxed);
+    return stats;
+  }
   std::string Name() const override { return "io_uring"; }
 
  private:
@@ -197,6 +201,7 @@ class UringReader final : public Reader {
       }
       if (stopping && !wake_armed_ && scheduler_.Empty()) return;
       Sleep(wait_ns);
+      wakes_.fetch_add(1, std::memory_order_relaxed);
       Reap();
     }
   }
@@ -208,7 +213,9 @@ class UringReader final : public Reader {
       if (!turn.segment) return turn.wait_ns;
       const Segment& segment = *turn.segment;
       io_uring_sqe* entry = NextEntry();
-      // No IOSQE_ASYNC: it would force a kernel worker thread on every read.
+      // No IOSQE_ASYNC: it would force a kernel worker thread on every read. No registered buffers:
+      // over slots of huge pages they read at the same rate and took 13.5 ms of processor a GB
+      // against 10 without (medians of 14 interleaved runs, kernel 6.18).
       const uint32_t slot = segment.direct ? files_.Count() + segment.file : segment.file;
       io_uring_prep_read(entry, static_cast<int>(slot), segment.into, segment.bytes,
                          segment.offset);
@@ -257,6 +264,7 @@ class UringReader final : public Reader {
   ReadScheduler scheduler_;
   const int wake_fd_;
   std::atomic<bool> wake_pending_{false};
+  std::atomic<uint64_t> wakes_{0};
 
   std::mutex mutex_;  // guards the following four
   std::condition_variable changed_;

@@ -242,23 +242,30 @@ void Stages::Head(Frame& frame, LogitsSink& sink) const {
 }
 
 uint64_t Stages::PredictScratch(const ModelConfig& config) {
-  return static_cast<uint64_t>(config.hidden) + 2 * static_cast<uint64_t>(config.experts) +
+  return 2 * static_cast<uint64_t>(config.hidden) + 2 * static_cast<uint64_t>(config.experts) +
          2 * static_cast<uint64_t>(config.top_k);
 }
 
-void Stages::Predict(const Frame& frame, int32_t layer, std::span<float> scratch,
+void Stages::Predict(const Frame& frame, int32_t layer, bool with_shared, std::span<float> scratch,
                      std::span<uint32_t> votes) const {
   const ModelConfig& c = model_.Config();
   const LayerWeights& w = model_.Layer(layer);
   const size_t hidden = S(c.hidden), experts = S(c.experts), k = S(c.top_k);
-  float* normed = scratch.data();
+  float* sum = scratch.data();
+  float* normed = sum + hidden;
   float* logits = normed + hidden;
   float* choice = logits + experts;
   float* weights = choice + experts;
   auto* chosen = reinterpret_cast<int32_t*>(weights + k);
   for (size_t r = 0; r < frame.Rows(); ++r) {
     if (frame.rows[r].state != RowState::kLive) continue;
-    RmsNorm(frame.x + r * hidden, w.post_norm.data(), hidden, c.rms_eps, normed);
+    const float* x = frame.x + r * hidden;
+    if (with_shared) {
+      std::memcpy(sum, x, hidden * sizeof(float));
+      AddScaled(1.0f, frame.ffn_out + r * hidden, hidden, sum);
+      x = sum;
+    }
+    RmsNorm(x, w.post_norm.data(), hidden, c.rms_eps, normed);
     Matmul(w.router, 0, c.experts, normed, hidden, 1, logits, experts);
     ChooseExperts(c, {logits, experts}, w.router_bias, {choice, experts}, {chosen, k},
                   {weights, k});

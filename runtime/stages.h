@@ -69,11 +69,12 @@ class Stages {
   // `final` of all rows, then logits of the rows that want them, in blocks, to the sink.
   void Head(Frame& frame, LogitsSink& sink) const;
 
-  // Experts that the router of sparse layer `layer` would choose for the frame's current x (the
-  // post-attention state of the layer before; users' notes C1). Adds to votes [experts]: top_k from
-  // each row for its first choice, 1 for its last; the more, the surer. `scratch`: see
-  // PredictScratch.
-  void Predict(const Frame& frame, int32_t layer, std::span<float> scratch,
+  // Experts that the router of sparse layer `layer` would choose for the frame's current x: between
+  // Attention and Combine of the layer before, its post-attention state; after Combine, the layer's
+  // input. `with_shared` adds the output of SharedFfn, which must have ended. Adds to votes
+  // [experts]: top_k from each row for its first choice, 1 for its last; the more, the surer.
+  // `scratch`: see PredictScratch.
+  void Predict(const Frame& frame, int32_t layer, bool with_shared, std::span<float> scratch,
                std::span<uint32_t> votes) const;
   // Floats Predict needs, for frames of at most `rows` rows.
   static uint64_t PredictScratch(const ModelConfig& config);

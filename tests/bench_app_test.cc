@@ -187,9 +187,11 @@ TEST_CASE("pipeline --sequences compares runs of so many prompts in one table") 
 }
 
 TEST_CASE("where all experts fit, a warm run reads nothing") {
-  const ProgramOutcome cold = Bench(Pipeline({"--slots", "100%", "--json"}));
+  // Without guesses about experts that nobody has chosen yet.
+  const ProgramOutcome cold = Bench(Pipeline({"--slots", "100%", "--json", "--prefetch", "off"}));
   CHECK(Json::parse(cold.out).at("GB read").at("value").get<double>() > 0);
-  const ProgramOutcome warm = Bench(Pipeline({"--slots", "100%", "--json", "--warm"}));
+  const ProgramOutcome warm =
+      Bench(Pipeline({"--slots", "100%", "--json", "--warm", "--prefetch", "off"}));
   const Json report = Json::parse(warm.out);
   CHECK(report.at("GB read").at("value") == 0);
   CHECK(report.at("reading").at("value") == 0);
@@ -248,6 +250,31 @@ TEST_CASE("make-model writes a model that runs, and refuses a folder that holds 
   const ProgramOutcome again = Bench(make);
   CHECK(again.exit_code != 0);
   CHECK(Contains(again.err, dir.Path("made")));
+}
+
+TEST_CASE("io reads a model's experts and any file, beside a plain loop, in every format") {
+  const Words model = {"io",      "-m",  kModel,    "--depth",         "1,8",
+                       "--bytes", "1MB", "--reads", "direct,buffered", "--repetitions",
+                       "2"};
+  Words json = model;
+  json.push_back("--json");
+  const ProgramOutcome outcome = Bench(json);
+  REQUIRE(outcome.exit_code == 0);
+  const Json rows = Json::parse(outcome.out);
+  // Two ways of reading, two orders; the plain loop, and two backends with two depths.
+  CHECK(rows.size() == 2 * 2 * (1 + 2 * 2));
+  for (const Json& row : rows) {
+    CHECK(row.at("gb_per_second").get<double>() > 0);
+    CHECK(row.at("demand_p99_ms").is_null() == (row.at("backend") == "plain loop"));
+  }
+  const TempDir dir;
+  const std::string file = dir.Write("a", std::string(300'000, 'x'));
+  const ProgramOutcome csv = Bench({"io", "--file", file, "--piece", "10000", "--depth", "4",
+                                    "--bytes", "1MB", "--order", "file", "--csv"});
+  CHECK(csv.exit_code == 0);
+  CHECK(csv.out.starts_with("backend,reads,order,depth,gb_per_second,"));
+  CHECK(Bench({"io", "--file", file, "--piece", "1MB"}).exit_code == 2);
+  CHECK(Bench({"io"}).exit_code == 2);
 }
 
 TEST_CASE("quality --json gives a perplexity for each KV type and kind of activations") {

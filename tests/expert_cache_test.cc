@@ -537,5 +537,37 @@ TEST_CASE("stopping does not read a joined hint once more") {
   CHECK(setup.reader.Submissions() == 1);
 }
 
+TEST_CASE("a hint never evicts what the layer at hand needs, a demand does it last") {
+  Setup setup(Slots(3));
+  for (const uint32_t item : Items{0, 1, 2}) setup.Touch(item);
+  for (int i = 0; i < 4; ++i) setup.Touch(2);  // 0 and 1 are cold
+  const Items needed = {0, 1, 5};
+  setup.cache.LayerRouted(0, 0, needed);
+  setup.cache.Hint(10, 0);
+  CHECK(setup.Reading().empty());
+  setup.cache.Request(5, 0);
+  CHECK(setup.Reading() == Items{5});
+  CHECK(setup.cache.IsReady(0));
+  CHECK(setup.cache.IsReady(1));
+  setup.cache.Request(6, 0);  // nobody said that it would come
+  CHECK(setup.Reading() == Items{5, 6});
+  setup.Complete(5);
+  setup.Complete(6);
+  setup.cache.Unpin(5);
+  setup.cache.Unpin(6);
+}
+
+TEST_CASE("a layer is ready when all its items are, and no longer when one was evicted") {
+  Setup setup(Slots(kPerLayer));
+  for (uint32_t item = 0; item < kPerLayer; ++item) {
+    CHECK_FALSE(setup.cache.LayerReady(0));
+    setup.Touch(item);
+  }
+  CHECK(setup.cache.LayerReady(0));
+  setup.Touch(kPerLayer);
+  CHECK_FALSE(setup.cache.LayerReady(0));
+  CHECK_FALSE(setup.cache.LayerReady(99));
+}
+
 }  // namespace
 }  // namespace colibri

@@ -102,6 +102,33 @@ TEST_CASE("a demand overtakes a prefetch between two segments") {
   CHECK(setup.Next().offset == kMiB);
 }
 
+TEST_CASE("a demand is sent whole while only the prefetch segments in flight are ahead of it") {
+  Setup setup({.depth = 8, .prefetch_depth = 3});
+  const std::vector<Extent> a = {{0, 0, 8 * kMiB, 0}}, b = {{0, 0, 5 * kMiB, 8 * kMiB}};
+  setup.scheduler.Submit(setup.Job(1, ReadClass::kPrefetch, a));
+  for (int i = 0; i < 3; ++i) setup.Next();
+  CHECK(setup.Nothing());
+  setup.scheduler.Submit(setup.Job(2, ReadClass::kDemand, b));
+  for (uint64_t i = 0; i < 5; ++i) CHECK(setup.Next().into == setup.Base() + (8 + i) * kMiB);
+}
+
+TEST_CASE("jobs submitted in file order are read at ascending offsets") {
+  Setup setup;
+  const std::vector<Extent> jobs[] = {{{0, 0, 2 * kMiB, 0}, {0, 2 * kMiB + 8192, 4096, 2 * kMiB}},
+                                      {{0, 3 * kMiB, 2 * kMiB, 0}},
+                                      {{0, 5 * kMiB, kMiB + 4096, 0}}};
+  for (uint64_t id = 0; id < 3; ++id) {
+    setup.scheduler.Submit(setup.Job(id, ReadClass::kDemand, jobs[id]));
+  }
+  uint64_t end = 0;
+  for (int i = 0; i < 7; ++i) {
+    const Segment segment = setup.Next();
+    CHECK(segment.offset >= end);
+    end = segment.offset + segment.bytes;
+  }
+  CHECK(setup.Nothing());
+}
+
 TEST_CASE("within a class jobs go first come first served") {
   Setup setup;
   const std::vector<Extent> a = {{0, 0, 2 * kMiB, 0}}, b = {{0, 4 * kMiB, kMiB, 0}};

@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <cstddef>
@@ -440,6 +441,55 @@ TEST_CASE("statistics tell the classes apart and count what arrived") {
     CHECK(stats.failures == 0);
     CHECK(stats.busy_ns > 0);
   });
+}
+
+TEST_CASE("a reader of which nothing is wanted sleeps") {
+  for (const IoBackend backend : {IoBackend::kUring, IoBackend::kPread}) {
+    Shards shards({});
+    SlotPool pool({{4 * kMiB, 2}});
+    Answers idle_answers, answers;
+    std::string note;
+    // What passes the time is another reader that is throttled: 2 MiB beyond its burst in 0.1 s.
+    const auto idle = MakeReader(backend, shards.files, {}, &note);
+    const auto slow = MakeReader(backend, shards.files, {.bytes_per_second = 20'000'000}, &note);
+    idle->Start(idle_answers.Callback());
+    slow->Start(answers.Callback());
+    const std::vector<Extent> all = {{0, 0, 3 * kMiB, 0}};
+    idle->Submit({1, ReadClass::kDemand, pool.Data(0, 0), all});
+    idle_answers.WaitFor(1);
+    slow->Submit({1, ReadClass::kDemand, pool.Data(0, 1), all});
+    answers.WaitFor(1);
+    const uint64_t before = idle->Stats().wakes;
+    CHECK(before > 0);
+    slow->Submit({2, ReadClass::kDemand, pool.Data(0, 1), all});
+    answers.WaitFor(2);
+    // A thread that was woken for the job may come late; the pread pool has nine.
+    CHECK(idle->Stats().wakes - before <= (backend == IoBackend::kUring ? 1 : 9));
+  }
+}
+
+TEST_CASE("io_uring has segments in flight again before a callback runs") {
+  Shards shards({});
+  SlotPool pool({{4 * kMiB, 3}});
+  const std::vector<Extent> one = {{2, 0, 4096, 0}}, three = {{0, 0, 3 * kMiB, 0}};
+  const auto reader = MakeReader(IoBackend::kUring, shards.files, {.depth = 2}, nullptr);
+  Answers answers;
+  const ReadDone collect = answers.Callback();
+  std::atomic<uint64_t> handed_out{0};
+  reader->Start([&](uint64_t id, const ReadResult& result) {
+    if (id == 1) {
+      reader->Submit({2, ReadClass::kDemand, pool.Data(0, 1), one});
+      reader->Submit({3, ReadClass::kDemand, pool.Data(0, 2), three});
+    } else if (id == 2) {
+      handed_out = reader->Stats().segments;
+    }
+    collect(id, result);
+  });
+  reader->Submit({1, ReadClass::kDemand, pool.Data(0, 0), one});
+  answers.WaitFor(3);
+  // Jobs 1 and 2, and two of the third: the second took the record that job 2 had given back.
+  CHECK(handed_out >= 4);
+  reader->Stop();
 }
 
 // From now on this thread, and those it starts, get EPERM for io_uring_setup: Docker's default.

@@ -3,7 +3,9 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <string>
 
 #include "io/error.h"
@@ -42,6 +44,23 @@ TEST_CASE("a pool of several huge pages is zero and writable to its last byte") 
   CHECK(*last == std::byte{0});
   *last = std::byte{7};
   CHECK(*last == std::byte{7});
+}
+
+TEST_CASE("slots ask for huge pages and begin on one, where the kernel has them") {
+  if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled")) return;
+  SlotPool pool({{(uint64_t{5} << 20) + 1, 4}});
+  const auto at = reinterpret_cast<uintptr_t>(pool.Data(0, 0));
+  CHECK(at % (uint64_t{2} << 20) == 0);
+  // Mappings and their properties; the flag hg is MADV_HUGEPAGE.
+  std::ifstream maps("/proc/self/smaps");
+  bool inside = false;
+  std::string flags;
+  for (std::string line; flags.empty() && std::getline(maps, line);) {
+    unsigned long begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) inside = begin <= at && at < end;
+    if (inside && line.starts_with("VmFlags:")) flags = line + " ";
+  }
+  CHECK(flags.find(" hg ") != std::string::npos);
 }
 
 TEST_CASE("a class without slots and a pool without classes take no memory") {

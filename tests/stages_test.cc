@@ -387,7 +387,7 @@ TEST_CASE("the router's choices of a layer are what a prediction from its input 
     std::vector<uint32_t> votes(8, 0);
     SerialParallel serial;
     KvStore kv(KvShapeOf(model, 4, KvType::kF32), 1);
-    Stages(model, kv, serial).Predict(frame, 4, scratch, votes);
+    Stages(model, kv, serial).Predict(frame, 4, false, scratch, votes);
     CHECK(votes == chosen);
   });
   bench.Add(1, 0, 2);
