@@ -62,7 +62,7 @@ struct SchedulerOptions {
   // many bytes (RequestBytes of runtime/line_limits.h).
   size_t ahead = 0;
   uint64_t ahead_bytes = UINT64_MAX;
-  bool share_prefixes = true;  // off in tests only: the bytes are the same
+  bool share_prefixes = true;  // off in tests and colibri-bench pipeline: the bytes are the same
 };
 
 // Totals, for progress and the summary.
