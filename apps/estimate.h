@@ -26,7 +26,7 @@ struct WorkLeft {
   std::vector<SequenceLeft> under_way;
   std::optional<double> unread;  // lines still to be taken in that will be run; nullopt: unknown
   // Of the lines taken in so far: how many, the sequences they became, those that ended, and sums
-  // over all of them of prompt tokens, generated tokens and the most tokens they may generate.
+  // over all of them of prompt tokens to compute, generated tokens and the most they may generate.
   uint64_t lines = 0, started = 0, ended = 0;
   uint64_t prompt_tokens = 0, generated_tokens = 0, limits = 0;
   int32_t sequences = 1, rows = 1, prefill_rows = 1, frames = 1;  // of the plan

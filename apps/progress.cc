@@ -172,7 +172,7 @@ ProgressFigures Progress::Look() {
   work.lines = s.lines_read - s.lines_ahead;
   work.started = s.started;
   work.ended = s.ended;
-  work.prompt_tokens = s.prompt_tokens;
+  work.prompt_tokens = s.prompt_tokens - s.cached_tokens;
   work.generated_tokens = s.generated_tokens;
   for (const SequenceLeft& left : work.under_way) {
     work.generated_tokens += static_cast<uint64_t>(left.generated);

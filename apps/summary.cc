@@ -79,10 +79,15 @@ std::string MachineSummary(const EngineStats& stats, const Plan& plan) {
   const OverlapFigures& o = stats.overlap;
   const double total = std::max(1e-9, o.Total());
   const double a_second = Rate(static_cast<double>(c.BytesRead()), stats.seconds);
-  std::string text =
-      fmt::format("{} read, {}/s; experts: {:.1f} % hits of {}; hints {} read, {} used\n",
-                  SizeText(c.BytesRead()), SizeText(static_cast<uint64_t>(a_second)),
-                  100 * c.HitRate(), c.Asked(), c.hints_read, c.hints_used);
+  std::string text;
+  const SchedulerStats& lines = stats.scheduler;
+  if (lines.cached_tokens > 0) {
+    text = fmt::format("prompts: {} of {} tokens shared with others before them\n",
+                       lines.cached_tokens, lines.prompt_tokens);
+  }
+  text += fmt::format("{} read, {}/s; experts: {:.1f} % hits of {}; hints {} read, {} used\n",
+                      SizeText(c.BytesRead()), SizeText(static_cast<uint64_t>(a_second)),
+                      100 * c.HitRate(), c.Asked(), c.hints_read, c.hints_used);
   text += fmt::format(
       "time: {:.0f} % reading and computing at once, {:.0f} % computing only, {:.0f} % reading "
       "only, {:.0f} % neither\n",

@@ -14,7 +14,7 @@ namespace colibri {
 // slowest and the longest. `tokens`: all that were generated, in `seconds`. Several lines of text.
 std::string LinesSummary(const Tally& tally, uint64_t tokens, double seconds);
 
-// Reading, what overlapped, memory against the plan.
+// Prompt tokens that were shared, if any, reading, what overlapped, memory against the plan.
 std::string MachineSummary(const EngineStats& stats, const Plan& plan);
 
 }  // namespace colibri

@@ -166,6 +166,8 @@ Figures Measure(const Model& model, const Tokenizer& tokenizer, const PipelineOp
                 size_t prompts) {
   EngineOptions engine = options.engine;
   engine.scheduler.sequences = std::min(engine.scheduler.sequences, static_cast<int32_t>(prompts));
+  // Prompts are texts repeated, and run twice when warm: what is measured is computing all of them.
+  engine.scheduler.share_prefixes = false;
   std::vector<uint32_t> items;
   Figures f;
   const Run run = RunOnce(model, tokenizer, options, engine, prompts,

@@ -127,11 +127,14 @@ void Deliverer::FinishLine(Sequence& s) {
   LineState& line = *s.line;
   if (s.error && !line.error) line.error = s.error;
   line.admitted = std::min(line.admitted, s.admitted);
+  line.cached = std::min(line.cached, std::max(0, s.cached));
   line.finished.push_back(ChoiceOf(s));
   if (--line.open_choices > 0) return options_.close(s.index);
   std::sort(line.finished.begin(), line.finished.end(),
             [](const Choice& a, const Choice& b) { return a.index < b.index; });
-  Push(line, FiguresOf(s), s.index);
+  LineFigures figures = FiguresOf(s);
+  figures.cached_tokens = line.cached;
+  Push(line, figures, s.index);
 }
 
 void Deliverer::Refuse(Sequence& s) {

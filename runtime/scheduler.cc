@@ -13,6 +13,11 @@ namespace {
 // One-token prompts are prefill: whoever starts does so in order of age.
 bool Decodes(const Sequence& s) { return s.stored > 0 && s.Known() - s.stored == 1; }
 
+// What others may have stored: the last token's logits are wanted, so its row is always computed.
+std::span<const int32_t> Sharable(const Sequence& s) {
+  return std::span(s.tokens).first(s.tokens.size() - 1);
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, const Tokenizer& tokenizer,
@@ -124,6 +129,8 @@ void Scheduler::Admit(Sequence& s) {
   s.cause = StopCause::kNone;
   s.done = false;
   s.stored = 0;
+  s.waits = 0;
+  s.cached = -1;
   s.sweeps = 0;
   s.bytes_read = 0;
   s.hit_sum = 0;
@@ -165,11 +172,54 @@ int32_t Scheduler::Holders() const {
       table_.begin(), table_.end(), [](const Sequence& s) { return !s.pages.ids.empty(); }));
 }
 
-// A sequence without pages starts only when all it knows fits with a page to spare for everyone
-// running; else it would soon be preempted, or preempt others, for nothing.
+// A sequence starts only when all it knows fits with a page to spare for everyone running; else it
+// would soon be preempted, or preempt others, for nothing. The pages it shares it has already.
 bool Scheduler::MayStart(const Sequence& s) const {
-  const int32_t holders = Holders();
-  return holders == 0 || kv_.FreePages() >= kv_.PagesFor(s.Known() + 1) + holders;
+  const auto shared = static_cast<int32_t>(s.pages.ids.size());
+  const int32_t holders = Holders() - (shared > 0 ? 1 : 0);
+  return holders == 0 || kv_.FreePages() >= kv_.PagesFor(s.Known() + 1) - shared + holders;
+}
+
+// Whether the page behind the `found` first positions of `s` is being stored by a sequence in a
+// frame, or by `next` if that is placed. Of a sequence in a frame only what stays as it was placed
+// is read.
+bool Scheduler::AwaitsPage(const Sequence& s, int32_t found, const Sequence* next) const {
+  const int32_t n = kv_.Shape().page_tokens;
+  const int32_t end = found + n;
+  if (!options_.share_prefixes || end >= s.Known() || s.waits >= s.Known()) return false;
+  return std::any_of(table_.begin(), table_.end(), [&](const Sequence& other) {
+    if (&other == &s || (other.owner < 0 && &other != next)) return false;
+    if (other.placed >= end || other.prompt < end) return false;
+    const int32_t *own = s.tokens.data(), *its = other.tokens.data();
+    // The page itself first: that is where prompts part.
+    return std::equal(own + found, own + end, its + found) && std::equal(own, own + found, its);
+  });
+}
+
+void Scheduler::Drop(Sequence& s) {
+  kv_.Release(&s.pages);
+  s.stored = 0;
+}
+
+// False: it waits, for stored pages or for free ones, and holds none.
+bool Scheduler::TryStart(Sequence& s) {
+  if (s.age >= start_before_ || prefill_left_ == 0) return false;
+  if (options_.share_prefixes) s.stored = kv_.Share(&s.pages, Sharable(s));
+  const bool awaits = AwaitsPage(s, s.stored);
+  if (!awaits && MayStart(s)) return true;
+  Drop(s);
+  if (awaits) {
+    ++s.waits;
+  } else {
+    start_before_ = s.age;
+  }
+  return false;
+}
+
+// What is stored for sure, and so never before the frame that stored it is released.
+void Scheduler::Publish(Sequence& s) {
+  if (!options_.share_prefixes || s.pages.ids.empty()) return;
+  kv_.Publish(&s.pages, std::span(s.tokens).first(static_cast<size_t>(s.stored)));
 }
 
 // The youngest sequence in no frame that is younger than the asking one: so the oldest is never
@@ -184,8 +234,7 @@ Sequence* Scheduler::Victim(const Sequence& asking) {
 }
 
 void Scheduler::Preempt(Sequence& s) {
-  kv_.Release(&s.pages);
-  s.stored = 0;
+  Drop(s);
   NoteLeft(s);
   ++stats_.preemptions;
 }
@@ -217,14 +266,21 @@ int32_t Scheduler::WantedBehind(const Sequence& s, int32_t rows, int32_t enough)
   int32_t wanted = 0;
   for (const Sequence* other : runnable_) {  // ascending in age
     if (other->age <= s.age || other->owner != Sequence::kNobody || Decodes(*other)) continue;
-    const int32_t pages = growth(*other, other->Known() + 1);
+    int32_t pages = growth(*other, other->Known() + 1);
+    int32_t stored = other->stored;
     if (other->pages.ids.empty()) {
+      if (options_.share_prefixes) {
+        const KvStore::Prefix prefix = kv_.Find(Sharable(*other));
+        stored = prefix.pages * kv_.Shape().page_tokens;
+        if (AwaitsPage(*other, stored, &s)) continue;
+        pages += prefix.free - prefix.pages;
+      }
       // If this one cannot start (MayStart), none behind it does.
       if (other->age >= start_before_ || free < pages + holders) break;
       ++holders;
     }
     free -= pages;
-    wanted += std::min(enough - wanted, other->Known() - other->stored);
+    wanted += std::min(enough - wanted, other->Known() - stored);
     if (wanted == enough) break;
   }
   return wanted;
@@ -252,6 +308,7 @@ int32_t Scheduler::ChunkOf(const Sequence& s, int32_t room) const {
 
 void Scheduler::Place(Frame& frame, Sequence& s, int32_t rows) {
   COLIBRI_CHECK(s.owner.exchange(frame.id) == Sequence::kNobody);
+  COLIBRI_CHECK(kv_.Writable(s.pages, s.stored, rows));
   FrameSequence place;
   place.sequence = &s;
   place.pages = &s.pages;
@@ -271,19 +328,25 @@ void Scheduler::Place(Frame& frame, Sequence& s, int32_t rows) {
 
 // False: the sequence sits this sweep out.
 bool Scheduler::TryPlace(Frame& frame, Sequence& s) {
-  if (s.pages.ids.empty() && (s.age >= start_before_ || !MayStart(s))) {
-    start_before_ = std::min(start_before_, s.age);
-    return false;
-  }
-  const bool decode = Decodes(s);
+  const bool starts = s.pages.ids.empty();
+  if (starts && !TryStart(s)) return false;
+  const bool decode = !starts && Decodes(s);
   const auto room = options_.rows - static_cast<int32_t>(frame.rows.size());
+  s.placed = s.stored;
   int32_t rows = decode ? 1 : ChunkOf(s, room);
   if (rows > 0) rows = GrowPages(s, rows);
-  if (rows == 0) return false;
+  if (rows == 0) {
+    if (starts) Drop(s);
+    return false;
+  }
   if (!decode) {
     prefill_left_ -= rows;
     work_left_ -= int64_t{rows} * s.stored + int64_t{rows} * (rows + 1) / 2;
     stats_.prefill_rows += static_cast<uint64_t>(rows);
+  }
+  if (s.cached < 0) {
+    s.cached = s.stored;
+    stats_.cached_tokens += static_cast<uint64_t>(s.cached);
   }
   Place(frame, s, rows);
   return true;
@@ -348,8 +411,12 @@ void Scheduler::Release(Frame& frame) {
     // Finished ones belong to the deliverer, who may close them late: their pages are wanted now,
     // or a full store would leave the others, and the engine, without any. One that was closed
     // already, taken up again and finished in another frame needs its pages no more either.
-    if (s.owner == Sequence::kDeliver) kv_.Release(&s.pages);
+    if (s.owner == Sequence::kDeliver) {
+      Publish(s);
+      kv_.Release(&s.pages);
+    }
     if (s.owner != frame.id) continue;
+    Publish(s);
     s.owner = Sequence::kNobody;
     runnable_.push_back(&s);
     NoteLeft(s);
@@ -368,6 +435,7 @@ void Scheduler::Close(uint32_t sequence) {
   Sequence& s = table_[sequence];
   COLIBRI_CHECK(s.done && s.owner.exchange(Sequence::kNobody) == Sequence::kDeliver);
   stats_.generated_tokens += static_cast<uint64_t>(std::max(0, s.Generated()));
+  Publish(s);  // its frame may not have been released yet
   kv_.Release(&s.pages);
   // Only this table and pending_ hold lines, all under the lock.
   if (s.line.use_count() == 1) pool_taken_ -= s.line->charge;

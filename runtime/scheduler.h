@@ -7,8 +7,12 @@
 // leaves half of what it could take to the prompts behind it, as far as they need it. While the
 // oldest sequence without pages waits for them, no younger one starts: short lines do not pass a
 // long one by for ever. Lines start in the order of the input. Once all that are left are at hand,
-// those with most to do start first, so that the last sweeps are not those of one line alone. Which
-// rows share a frame never changes a line's bytes; it decides only when they come. Threads: all
+// those with most to do start first, so that the last sweeps are not those of one line alone.
+// Whoever starts holds by reference the pages of its tokens that are stored already, all but the
+// last token; while a sequence in a frame stores the next of them, it lets others start and waits.
+// It waits for rows that are under way and at most once for each of its tokens, so never for ever.
+// Which rows share a frame, or pages, never changes a line's bytes; it decides only when they come.
+// Threads: all
 // methods from any thread (one mutex, given back between batches of skipped lines). Nothing here
 // blocks.
 #pragma once
@@ -58,6 +62,7 @@ struct SchedulerOptions {
   // many bytes (RequestBytes of runtime/line_limits.h).
   size_t ahead = 0;
   uint64_t ahead_bytes = UINT64_MAX;
+  bool share_prefixes = true;  // off in tests and colibri-bench pipeline: the bytes are the same
 };
 
 // Totals, for progress and the summary.
@@ -65,6 +70,7 @@ struct SchedulerStats {
   uint64_t lines_read = 0, lines_refused = 0;
   uint64_t lines_ahead = 0;  // read, and without a sequence yet
   uint64_t prompt_tokens = 0, generated_tokens = 0;
+  uint64_t cached_tokens = 0;  // of the prompts', found stored when their sequences started
   uint64_t frames_filled = 0, rows = 0, prefill_rows = 0, preemptions = 0;
   uint64_t parks = 0;
   uint64_t sweeps = 0;              // ended
@@ -131,6 +137,10 @@ class Scheduler {
   void PlaceRows(Frame& frame);
   void PlaceAll(Frame& frame, bool decode);
   bool TryPlace(Frame& frame, Sequence& s);
+  bool TryStart(Sequence& s);
+  void Drop(Sequence& s);
+  void Publish(Sequence& s);
+  bool AwaitsPage(const Sequence& s, int32_t found, const Sequence* next = nullptr) const;
   int32_t WantedBehind(const Sequence& s, int32_t rows, int32_t enough) const;
   int32_t ChunkOf(const Sequence& s, int32_t room) const;
   bool MayStart(const Sequence& s) const;

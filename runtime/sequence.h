@@ -20,7 +20,8 @@ namespace colibri {
 
 using Clock = std::chrono::steady_clock;
 
-// What the choices of one line share. `finished` and `admitted` belong to the deliverer alone.
+// What the choices of one line share. `finished`, `admitted` and `cached` belong to the deliverer
+// alone.
 struct LineState {
   Request request;
   std::vector<Choice> finished;
@@ -28,6 +29,7 @@ struct LineState {
   int32_t open_choices = 0;
   uint64_t charge = 0;  // taken from the scheduler's pool until the last sequence is closed
   Clock::time_point admitted = Clock::time_point::max();  // of the finished choices, the earliest
+  int32_t cached = INT32_MAX;                             // likewise the least
 };
 
 struct Sequence {
@@ -43,6 +45,8 @@ struct Sequence {
   int32_t prompt = 0;    // of tokens, those of the prompt
   int32_t stored = 0;    // positions whose latents are stored
   KvPages pages;
+  int32_t placed = 0;  // the scheduler's: where the rows of its last frame begin
+  int32_t waits = 0;   // and how often it let another store what it needs too
   std::optional<StopMatcher> stop;
   uint64_t age = 0;  // order of admission
   StopCause cause = StopCause::kNone;
@@ -55,6 +59,7 @@ struct Sequence {
   uint64_t bytes_read = 0;
   double hit_sum = 0;
   int32_t sweeps = 0;
+  int32_t cached = -1;  // prompt positions it found stored at its first start; -1 before that
 
   int32_t Known() const { return static_cast<int32_t>(tokens.size()); }
   int32_t Generated() const { return Known() - prompt; }

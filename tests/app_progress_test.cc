@@ -295,6 +295,15 @@ TEST_CASE("the summary names failures by kind, ends, and of many lines the slowe
             "...\" 30 tokens, line 2 \"a\\u001b[2J\\\"\" 20 tokens, line 1 10 tokens\n");
 }
 
+TEST_CASE("the summary tells of prompt tokens that were shared, where there are some") {
+  EngineStats stats;
+  stats.scheduler.prompt_tokens = 900;
+  CHECK(MachineSummary(stats, Plan()).find("prompts:") == std::string::npos);
+  stats.scheduler.cached_tokens = 640;
+  CHECK(MachineSummary(stats, Plan())
+            .starts_with("prompts: 640 of 900 tokens shared with others before them\n"));
+}
+
 Words With(const Words& more) {
   Words all = {"-m", COLIBRI_SOURCE_DIR "/apps/demo/model", "--ram", "200MB", "--max-seqs", "2"};
   all.insert(all.end(), more.begin(), more.end());

@@ -86,6 +86,7 @@ inline Outcome LineByLine(const TestModel& m, const std::vector<TestLine>& lines
   RunConfig alone;
   alone.sequences = 1;
   alone.rows = 1;
+  alone.share_prefixes = false;
   return RunSequentially(m, alone, lines, failing);
 }
 

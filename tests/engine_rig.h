@@ -87,6 +87,7 @@ struct RunConfig {
   int32_t kv_pages = 0;  // 0: enough for every sequence
   int32_t sequences = 8;
   int32_t context = 128;
+  bool share_prefixes = true;
   bool prefetch = true;
   bool pauses = false;
   bool slow_output = false;
@@ -207,6 +208,7 @@ inline SchedulerOptions SchedulerOptionsOf(const RunConfig& c) {
   s.prefill_rows = c.prefill_rows > 0 ? c.prefill_rows : c.rows;
   s.frames = c.frames;
   s.context = c.context;
+  s.share_prefixes = c.share_prefixes;
   return s;
 }
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -133,6 +135,162 @@ TEST_CASE("the shape of a model has the MTP layer, index keys of full layers and
   const KvShape dense = KvShapeOf(model, 16, KvType::kBF16);
   CHECK(dense.index_width == 0);
   CHECK(std::count(dense.has_index.begin(), dense.has_index.end(), true) == 0);
+}
+
+// `count` tokens, all different, of a text of its own.
+std::vector<int32_t> Text(int32_t count, int32_t first = 0) {
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+// Pages for `tokens`, published as far as they are full, and left to nobody.
+void StoreAndLeave(KvStore* kv, const std::vector<int32_t>& tokens) {
+  KvPages pages;
+  REQUIRE(kv->Grow(&pages, static_cast<int64_t>(tokens.size())));
+  kv->Publish(&pages, tokens);
+  kv->Release(&pages);
+}
+
+TEST_CASE("full pages are found by their tokens, by reference, and freed with the last user") {
+  KvStore kv(Shape(), 6);
+  KvPages a, b, c;
+  REQUIRE(kv.Grow(&a, 11));
+  CHECK(kv.Share(&b, Text(11)) == 0);  // not stored yet
+  kv.Publish(&a, Text(10));
+  CHECK(a.known == 2);
+  CHECK(kv.Share(&b, Text(11)) == 8);
+  CHECK(b.ids == std::vector<int32_t>{a.ids[0], a.ids[1]});
+  CHECK(kv.Share(&c, Text(7)) == 4);
+  CHECK(kv.FreePages() == 3);
+  kv.Release(&a);
+  CHECK(kv.FreePages() == 4);
+  kv.Release(&b);
+  CHECK(kv.FreePages() == 5);  // the first page has a user still
+  kv.Release(&c);
+  CHECK(kv.FreePages() == 6);
+  CHECK(kv.Share(&a, Text(30)) == 8);  // known without users
+  CHECK(kv.FreePages() == 4);
+}
+
+TEST_CASE("tokens of a page are found only behind the same tokens before it") {
+  KvStore kv(Shape(), 8);
+  StoreAndLeave(&kv, Text(8));
+  std::vector<int32_t> other = Text(8);
+  other[0] = 99;
+  CHECK(kv.Find(other).pages == 0);
+  StoreAndLeave(&kv, other);
+  CHECK(kv.Find(other).pages == 2);
+  CHECK(kv.Find(Text(8)).pages == 2);
+  CHECK(kv.FreePages() == 8);
+  CHECK(kv.Find(Text(4, 4)).pages == 0);  // not at the start
+  other = Text(8);
+  other[7] = 99;
+  CHECK(kv.Find(other).pages == 1);
+}
+
+TEST_CASE("pages without users are taken when no other is free, the longest unused first") {
+  KvStore kv(Shape(), 6);
+  StoreAndLeave(&kv, Text(8));
+  StoreAndLeave(&kv, Text(8, 100));
+  KvPages a, b;
+  REQUIRE(kv.Grow(&a, 8));
+  CHECK(kv.Find(Text(8)).pages == 2);
+  CHECK(kv.Share(&b, Text(8)) == 8);
+  kv.Release(&b);  // used last
+  REQUIRE(kv.Grow(&a, 12));
+  CHECK(kv.Find(Text(8, 100)).pages == 1);  // the end of a chain goes first
+  REQUIRE(kv.Grow(&a, 16));
+  CHECK(kv.Find(Text(8, 100)).pages == 0);
+  CHECK(kv.Find(Text(8)).pages == 2);
+  CHECK(kv.Find(Text(8)).free == 2);
+  REQUIRE(kv.Grow(&a, 24));
+  CHECK(kv.Find(Text(8)).pages == 0);
+  CHECK_FALSE(kv.Grow(&b, 1));
+}
+
+TEST_CASE("what two sequences stored at once is held once") {
+  KvStore kv(Shape(), 6);
+  KvPages a, b;
+  REQUIRE(kv.Grow(&a, 9));
+  REQUIRE(kv.Grow(&b, 9));
+  kv.Publish(&a, Text(8));
+  kv.Publish(&b, Text(8));
+  CHECK(b.ids[0] == a.ids[0]);
+  CHECK(b.ids[1] == a.ids[1]);
+  CHECK(b.ids[2] != a.ids[2]);
+  CHECK(kv.FreePages() == 2);
+  kv.Release(&a);
+  kv.Release(&b);
+  CHECK(kv.FreePages() == 6);
+}
+
+TEST_CASE("only pages that are not known and not shared may be written to") {
+  KvStore kv(Shape(), 6);
+  KvPages a, b;
+  REQUIRE(kv.Grow(&a, 12));
+  CHECK(kv.Writable(a, 0, 12));
+  kv.Publish(&a, Text(9));
+  CHECK_FALSE(kv.Writable(a, 7, 1));
+  CHECK_FALSE(kv.Writable(a, 7, 5));
+  CHECK(kv.Writable(a, 8, 4));
+  kv.Share(&b, Text(9));
+  REQUIRE(kv.Grow(&b, 12));
+  CHECK_FALSE(kv.Writable(b, 7, 5));
+  CHECK(kv.Writable(b, 8, 4));
+}
+
+TEST_CASE("pages stay right through any order of users, growth and evictions") {
+  // What is stored at a position says all tokens up to it; these are few, so that prefixes meet all
+  // the time, and so do pages with the same tokens behind others.
+  std::mt19937 random(3);
+  KvStore kv(Shape(), 12);
+  struct User {
+    std::vector<int32_t> text;
+    KvPages pages;
+    int32_t Stored(size_t position) const {  // text up to there as the digits of a number
+      return std::accumulate(text.begin(), text.begin() + static_cast<int64_t>(position) + 1, 1,
+                             [](int32_t n, int32_t token) { return 2 * n + token; });
+    }
+  };
+  std::vector<User> users(4);
+  size_t shared = 0, full = 0;
+  for (int step = 0; step < 4000; ++step) {
+    User& user = users[random() % users.size()];
+    if (user.pages.ids.empty()) {
+      user.text.resize(1 + random() % 20);
+      for (int32_t& token : user.text) token = random() % 8 == 0 ? 1 : 0;
+      const int32_t found = kv.Share(&user.pages, user.text);
+      shared += found > 0 ? 1 : 0;
+      const auto count = static_cast<int32_t>(user.text.size());
+      if (!kv.Grow(&user.pages, count)) {
+        ++full;
+        kv.Release(&user.pages);
+        continue;
+      }
+      if (count > found) REQUIRE(kv.Writable(user.pages, found, count - found));
+      for (int32_t p = found; p < count; ++p) {
+        const int32_t value = user.Stored(static_cast<size_t>(p));
+        std::memcpy(kv.LatentAt(1, user.pages, p), &value, 4);
+      }
+    } else if (random() % 2 == 0) {
+      kv.Publish(&user.pages, user.text);
+    } else {
+      kv.Release(&user.pages);
+    }
+    for (const User& one : users) {
+      if (one.pages.ids.empty()) continue;
+      for (size_t p = 0; p < one.text.size(); ++p) {
+        int32_t value = 0;
+        std::memcpy(&value, kv.LatentAt(1, one.pages, static_cast<int32_t>(p)), 4);
+        REQUIRE(value == one.Stored(p));
+      }
+    }
+  }
+  CHECK(shared > 300);
+  CHECK(full > 10);
+  for (User& user : users) kv.Release(&user.pages);
+  CHECK(kv.FreePages() == 12);
 }
 
 }  // namespace

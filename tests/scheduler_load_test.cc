@@ -18,12 +18,13 @@ namespace {
 
 TEST_CASE("everybody ends with the fewest pages, sequences in any number and rows in any width") {
   std::mt19937 random(11);
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < 120; ++round) {
     const auto context = static_cast<int32_t>(8 + random() % 40);
     SchedulerOptions options = Options(static_cast<int32_t>(1 + random() % 5),
                                        static_cast<int32_t>(1 + random() % 9), context);
     options.prefill_rows = static_cast<int32_t>(1 + random() % 9);
     options.prefill_work = static_cast<int64_t>(1 + random() % 200);
+    options.share_prefixes = round % 2 == 0;
     Rig rig(options,
             (context + kPageTokens - 1) / kPageTokens + static_cast<int32_t>(random() % 3));
     std::vector<std::array<int32_t, 3>> lines;
@@ -146,9 +147,10 @@ class Workers {
 
 TEST_CASE("two frames, three workers and a closing thread finish every line") {
   std::mt19937 random(5);
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 40; ++round) {
     SchedulerOptions options = Options(5, 6, 32);
     options.frames = 1 + round % 3;
+    options.share_prefixes = round % 2 == 0;
     Rig rig(options, 8 + static_cast<int32_t>(random() % 8));
     std::vector<std::array<int32_t, 2>> lines;
     for (int i = 0; i < 40; ++i) {

@@ -1,5 +1,6 @@
 // A scheduler with a scripted input, small pages and no weights. Latents stand for what a real
-// frame stores: each row checks that all positions before it still hold its sequence's values.
+// frame stores: each row checks that all positions before it still hold its sequence's values, or,
+// where prefixes are shared, those of its sequence's tokens.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -98,7 +99,8 @@ struct Rig {
   Rig(SchedulerOptions options, int32_t pages)
       : kv(Shape(), pages),
         scheduler(options, TheTokenizer(), stop_ids, kv, source,
-                  [this](Sequence& s) { to_close.push_back(s.index); }) {
+                  [this](Sequence& s) { to_close.push_back(s.index); }),
+        shares_(options.share_prefixes) {
     for (int32_t i = 0; i < options.frames; ++i) {
       frames.push_back(
           std::make_unique<Frame>(Headers(), FrameShape{options.rows, options.context, 1}));
@@ -189,26 +191,38 @@ struct Rig {
   std::vector<Finished> finished;
 
  private:
-  static float Mark(const Sequence& s, int32_t position) {
-    return static_cast<float>(s.line->request.line * 10'000 +
-                              static_cast<uint64_t>(s.choice * 1000 + position));
+  // What the positions that a sequence knows hold.
+  std::vector<float> Marks(const Sequence& s) const {
+    std::vector<float> marks;
+    uint32_t tokens = 0;
+    for (int32_t p = 0; p < s.Known(); ++p) {
+      tokens = (tokens + static_cast<uint32_t>(s.tokens[static_cast<size_t>(p)]) + 1) * 2654435761u;
+      const uint64_t own =
+          s.line->request.line * 10'000 + static_cast<uint64_t>(s.choice * 1000 + p);
+      marks.push_back(static_cast<float>(shares_ ? tokens >> 8 : own));
+    }
+    return marks;
   }
   void Store(Frame& frame, const FrameSequence& place) {
     const Sequence& s = *place.sequence;
+    const std::vector<float> marks = Marks(s);
     const auto first = static_cast<size_t>(place.first_row);
     for (size_t r = first; r < first + static_cast<size_t>(place.rows); ++r) {
       const FrameRow& row = frame.rows[r];
-      const float mark = Mark(s, row.position);
-      std::memcpy(kv.LatentAt(0, *place.pages, row.position), &mark, sizeof mark);
+      std::memcpy(kv.LatentAt(0, *place.pages, row.position),
+                  &marks[static_cast<size_t>(row.position)], sizeof(float));
       for (int32_t p = 0; p <= row.position; ++p) {
         float stored = 0;
         std::memcpy(&stored, kv.LatentAt(0, *place.pages, p), sizeof stored);
-        if (stored != Mark(s, p)) FAIL("line ", s.line->request.line, " lost position ", p);
+        if (stored != marks[static_cast<size_t>(p)])
+          FAIL("line ", s.line->request.line, " lost position ", p);
       }
       if (row.token != s.tokens[static_cast<size_t>(row.position)]) FAIL("wrong token");
       frame.drawn[r] = TokenOf(s.line->request.line, s.choice, row.position + 1);
     }
   }
+
+  const bool shares_;
 };
 
 inline SchedulerOptions Options(int32_t sequences, int32_t rows, int32_t context = 64) {
@@ -217,6 +231,9 @@ inline SchedulerOptions Options(int32_t sequences, int32_t rows, int32_t context
   options.rows = rows;
   options.prefill_rows = rows;
   options.context = context;
+  // The lines that Add(prompt, ...) makes begin alike: rules about rows and pages are looked at
+  // without sharing.
+  options.share_prefixes = false;
   return options;
 }
 
