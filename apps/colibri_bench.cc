@@ -9,6 +9,7 @@
 
 #include "apps/flags.h"
 #include "apps/run.h"
+#include "apps/setup.h"
 #include "bench/fixture.h"
 #include "bench/io_bench.h"
 #include "bench/kernels_bench.h"

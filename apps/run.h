@@ -3,26 +3,15 @@
 #pragma once
 
 #include <functional>
-#include <memory>
 #include <string>
 
 #include "apps/flags.h"
-#include "graph/engine.h"
-#include "runtime/plan.h"
 
 namespace colibri {
 
 // Returns the exit code: 0 all lines fine, 1 some failed, 130 interrupted, 141 the reader of our
 // output went away. Throws UsageError (2), ModelError (3), IoError (4).
 int RunPrompts(const RunOptions& options);
-
-// What the pipeline's flags come to; shared with colibri-bench.
-PlanRequest PlanRequestOf(const RunOptions& options);
-EngineOptions EngineOptionsOf(const RunOptions& options, const Plan& plan);
-// Opens the shards for direct reads if asked to, and the reader; notes go to stderr.
-// Past the page cache, by --direct or because not all experts fit into the slots.
-bool DirectReads(const RunOptions& options, const Plan& plan);
-std::unique_ptr<Reader> OpenReader(const RunOptions& options, const Plan& plan, Model& model);
 
 // "colibri-run 0.1.0, SIMD target ..., backends ...".
 std::string VersionText();

@@ -298,6 +298,23 @@ TEST_CASE("a hint also protects what was resident before") {
   CHECK(setup.Reading() == Items{22});
 }
 
+TEST_CASE("a better guess takes the place of the one before") {
+  Setup setup(Slots(2));
+  for (const uint32_t item : {10u, 11u, 12u, 13u}) setup.cache.Hint(item, 0);
+  CHECK(setup.Reading() == Items{10, 11});
+  setup.reader.MarkSent(setup.PendingOf(11).job.id);
+  setup.cache.Hint(22, 0);  // of another layer: stays
+  setup.cache.Rehint(1, 0, std::vector<uint32_t>{13, 10, 14});
+  CHECK(setup.PendingOf(11).cut);
+  CHECK(setup.Reading() == Items{10, 11});
+  setup.reader.Complete(setup.PendingOf(11).job.id, ECANCELED);
+  CHECK(setup.Reading() == Items{10, 22});
+  setup.Complete(10);
+  setup.Touch(10);
+  setup.cache.LayerRouted(1, 0);
+  CHECK(setup.cache.Stats().hints == 6);  // 10 to 13, 22 and 14
+}
+
 TEST_CASE("a refuted hint gives its slot back") {
   SUBCASE("still in the queue: dropped") {
     Setup setup(Slots(1));

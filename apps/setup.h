@@ -1,0 +1,20 @@
+// What the pipeline's flags come to: a plan, an engine, a reader. Shared by both programs.
+// Threads: any; pure but for OpenReader, which opens files and writes its notes to stderr.
+#pragma once
+
+#include <memory>
+
+#include "apps/flags.h"
+#include "graph/engine.h"
+#include "runtime/plan.h"
+
+namespace colibri {
+
+PlanRequest PlanRequestOf(const RunOptions& options);
+EngineOptions EngineOptionsOf(const RunOptions& options, const Plan& plan);
+// Past the page cache: by --direct, or because not all experts fit into the slots.
+bool DirectReads(const RunOptions& options, const Plan& plan);
+// Opens the shards a second time where reads are direct, and the reader. Throws IoError.
+std::unique_ptr<Reader> OpenReader(const RunOptions& options, const Plan& plan, Model& model);
+
+}  // namespace colibri
