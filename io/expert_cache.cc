@@ -430,8 +430,11 @@ void ExpertCache::LayerRouted(uint16_t layer, uint16_t frame, std::span<const ui
   for (const uint32_t item : needed) ++cache.entries[item].needed;
   for (Class& in : cache.classes) in.policy->Routed(layer);
   for (const uint32_t item : cache.by_layer[layer]) {
-    std::vector<uint16_t>& frames = cache.entries[item].hinted_for;
-    if (EraseValue(frames, frame) && frames.empty()) cache.DropHint(item);
+    Entry& entry = cache.entries[item];
+    // A guess that came true is not taken back: its request is about to come.
+    if (EraseValue(entry.hinted_for, frame) && entry.hinted_for.empty() && entry.needed == 0) {
+      cache.DropHint(item);
+    }
   }
   cache.PumpAll();
 }

@@ -298,6 +298,21 @@ TEST_CASE("a hint also protects what was resident before") {
   CHECK(setup.Reading() == Items{22});
 }
 
+TEST_CASE("a guess that came true is read to its end") {
+  Setup setup(Slots(2));
+  setup.cache.Hint(12, 0);
+  setup.cache.Hint(13, 0);
+  for (const uint32_t item : {12u, 13u}) setup.reader.MarkSent(setup.PendingOf(item).job.id);
+  setup.cache.LayerRouted(1, 0, std::vector<uint32_t>{12});
+  CHECK_FALSE(setup.PendingOf(12).cut);
+  CHECK(setup.PendingOf(13).cut);
+  CHECK(setup.cache.Request(12, 0) == nullptr);
+  CHECK(setup.PendingOf(12).promoted);
+  setup.Complete(12);
+  setup.cache.Unpin(12);
+  CHECK(setup.cache.Stats().bytes_prefetch_used == kIoAlign);
+}
+
 TEST_CASE("a better guess takes the place of the one before") {
   Setup setup(Slots(2));
   for (const uint32_t item : {10u, 11u, 12u, 13u}) setup.cache.Hint(item, 0);
