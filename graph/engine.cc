@@ -20,9 +20,6 @@
 namespace colibri {
 namespace {
 
-// Beyond this share of a layer's experts the whole next layer is hinted in file order: prediction
-// would cost compute to leave out little.
-constexpr double kWholeLayer = 0.6;
 // Frames of so few rows guess once more from a layer's input, while the drive would be idle through
 // its attention: of 100 of one row's experts 89 are right, of those guessed a layer ahead 77.
 constexpr size_t kGuessAgainRows = 4;
@@ -50,12 +47,6 @@ std::vector<CacheItem> ItemsOf(const Model& model) {
 
 uint64_t WaiterOf(ExpertJob job) {
   return uint64_t{job.frame} << 32 | uint64_t{job.layer} << 16 | job.job;
-}
-
-// Experts a layer's union is expected to have: E * (1 - (1 - k/E)^rows).
-double ExpectedUnionShare(const ModelConfig& c, size_t rows) {
-  const double miss = 1.0 - static_cast<double>(c.top_k) / static_cast<double>(c.experts);
-  return 1.0 - std::pow(miss, static_cast<double>(rows));
 }
 
 }  // namespace
@@ -298,9 +289,7 @@ void Engine::Lookahead(LayerRef at) noexcept {
   if (next >= c.layers || !c.Sparse(next)) return;
   if (cache_->LayerReady(static_cast<uint16_t>(next))) return;
   std::fill(f.votes.begin(), f.votes.end(), 0);
-  if (ExpectedUnionShare(c, f.frame.Rows()) > kWholeLayer) {
-    std::fill(f.votes.begin(), f.votes.end(), 1);
-  } else if (wraps) {
+  if (wraps) {
     // The next sweep's first experts cannot be computed yet. Those of this one that two rows chose
     // are more likely than not to come again; a single row takes 35 to 45 % of its last experts.
     for (size_t e = 0; e < f.votes.size(); ++e) {

@@ -241,9 +241,12 @@ void Stages::Head(Frame& frame, LogitsSink& sink) const {
   }
 }
 
+// Rows that go through the router together.
+constexpr size_t kPredictRows = 16;
+
 uint64_t Stages::PredictScratch(const ModelConfig& config) {
-  return 2 * static_cast<uint64_t>(config.hidden) + 2 * static_cast<uint64_t>(config.experts) +
-         2 * static_cast<uint64_t>(config.top_k);
+  return kPredictRows * (S(config.hidden) + S(config.experts)) + S(config.hidden) +
+         S(config.experts) + 2 * S(config.top_k);
 }
 
 void Stages::Predict(const Frame& frame, int32_t layer, bool with_shared, std::span<float> scratch,
@@ -253,23 +256,28 @@ void Stages::Predict(const Frame& frame, int32_t layer, bool with_shared, std::s
   const size_t hidden = S(c.hidden), experts = S(c.experts), k = S(c.top_k);
   float* sum = scratch.data();
   float* normed = sum + hidden;
-  float* logits = normed + hidden;
-  float* choice = logits + experts;
+  float* logits = normed + kPredictRows * hidden;
+  float* choice = logits + kPredictRows * experts;
   float* weights = choice + experts;
   auto* chosen = reinterpret_cast<int32_t*>(weights + k);
-  for (size_t r = 0; r < frame.Rows(); ++r) {
-    if (frame.rows[r].state != RowState::kLive) continue;
-    const float* x = frame.x + r * hidden;
-    if (with_shared) {
-      std::memcpy(sum, x, hidden * sizeof(float));
-      AddScaled(1.0f, frame.ffn_out + r * hidden, hidden, sum);
-      x = sum;
+  for (size_t r = 0; r < frame.Rows();) {
+    size_t rows = 0;
+    for (; rows < kPredictRows && r < frame.Rows(); ++r) {
+      if (frame.rows[r].state != RowState::kLive) continue;
+      const float* x = frame.x + r * hidden;
+      if (with_shared) {
+        std::memcpy(sum, x, hidden * sizeof(float));
+        AddScaled(1.0f, frame.ffn_out + r * hidden, hidden, sum);
+        x = sum;
+      }
+      RmsNorm(x, w.post_norm.data(), hidden, c.rms_eps, normed + rows++ * hidden);
     }
-    RmsNorm(x, w.post_norm.data(), hidden, c.rms_eps, normed);
-    Matmul(w.router, 0, c.experts, normed, hidden, 1, logits, experts);
-    ChooseExperts(c, {logits, experts}, w.router_bias, {choice, experts}, {chosen, k},
-                  {weights, k});
-    for (size_t j = 0; j < k; ++j) votes[S(chosen[j])] += static_cast<uint32_t>(k - j);
+    Matmul(w.router, 0, c.experts, normed, hidden, rows, logits, experts);
+    for (size_t m = 0; m < rows; ++m) {
+      ChooseExperts(c, {logits + m * experts, experts}, w.router_bias, {choice, experts},
+                    {chosen, k}, {weights, k});
+      for (size_t j = 0; j < k; ++j) votes[S(chosen[j])] += static_cast<uint32_t>(k - j);
+    }
   }
 }
 
