@@ -1,3 +1,4 @@
+// Length: one state machine under one lock; a reader of a transition needs all the others.
 #include "io/expert_cache.h"
 
 #include <algorithm>
