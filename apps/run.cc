@@ -267,7 +267,7 @@ int Generate(Job job, Signals& signals) {
                 source);
   Say(fmt::format("mode: {} threads, {}, {}, {} reads, prefetch {}", job.plan.threads, SimdTarget(),
                   engine.ReaderName(), DirectReads(o, job.plan) ? "direct" : "buffered",
-                  o.prefetch == OnOffAuto::kOff ? "off" : "on"));
+                  Prefetches(o, job.plan) ? "on" : "off"));
   SharedTally tally;
   OutputWriter::Options writer_options;
   OutputWriter* writer_pointer = nullptr;

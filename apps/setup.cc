@@ -12,6 +12,11 @@ bool DirectReads(const RunOptions& o, const Plan& plan) {
          (o.direct == OnOffAuto::kAuto && plan.slot_total < plan.expert_total);
 }
 
+bool Prefetches(const RunOptions& o, const Plan& plan) {
+  return o.prefetch == OnOffAuto::kOn ||
+         (o.prefetch == OnOffAuto::kAuto && plan.slot_total < plan.expert_total);
+}
+
 PlanRequest PlanRequestOf(const RunOptions& o) {
   PlanRequest r;
   r.ram = o.ram;
@@ -47,7 +52,7 @@ EngineOptions EngineOptionsOf(const RunOptions& o, const Plan& plan) {
   e.page_tokens = plan.page_tokens;
   e.kv_type = o.f32_kv ? KvType::kF32 : KvType::kBF16;
   e.slots = plan.slot_classes;
-  e.prefetch = o.prefetch != OnOffAuto::kOff;
+  e.prefetch = Prefetches(o, plan);
   // auto is sweep: it reads the fewest bytes for narrow and for wide frames (bench/README.md).
   if (const auto policy = ParseCachePolicy(o.cache_policy)) e.cache_policy = *policy;
   return e;

@@ -14,6 +14,9 @@ PlanRequest PlanRequestOf(const RunOptions& options);
 EngineOptions EngineOptionsOf(const RunOptions& options, const Plan& plan);
 // Past the page cache: by --direct, or because not all experts fit into the slots.
 bool DirectReads(const RunOptions& options, const Plan& plan);
+// Experts are read on a guess: by --prefetch, or because not all of them fit into the slots. Where
+// they do, each is read once, and a wrong guess reads what nobody may ever ask for.
+bool Prefetches(const RunOptions& options, const Plan& plan);
 // Opens the shards a second time where reads are direct, and the reader. Throws IoError.
 std::unique_ptr<Reader> OpenReader(const RunOptions& options, const Plan& plan, Model& model);
 

@@ -187,11 +187,9 @@ TEST_CASE("pipeline --sequences compares runs of so many prompts in one table") 
 }
 
 TEST_CASE("where all experts fit, a warm run reads nothing") {
-  // Without guesses about experts that nobody has chosen yet.
-  const ProgramOutcome cold = Bench(Pipeline({"--slots", "100%", "--json", "--prefetch", "off"}));
+  const ProgramOutcome cold = Bench(Pipeline({"--slots", "100%", "--json"}));
   CHECK(Json::parse(cold.out).at("GB read").at("value").get<double>() > 0);
-  const ProgramOutcome warm =
-      Bench(Pipeline({"--slots", "100%", "--json", "--warm", "--prefetch", "off"}));
+  const ProgramOutcome warm = Bench(Pipeline({"--slots", "100%", "--json", "--warm"}));
   const Json report = Json::parse(warm.out);
   CHECK(report.at("GB read").at("value") == 0);
   CHECK(report.at("reading").at("value") == 0);
