@@ -306,7 +306,7 @@ void Engine::Hint(GraphFrame& f, int32_t layer) {
   OrderByVotes(f.votes, &f.hint_order);
   f.hint_items.clear();
   for (const uint16_t e : f.hint_order) f.hint_items.push_back(model_.ExpertItem(layer, e));
-  cache_->Rehint(static_cast<uint16_t>(layer), f.frame.id, f.hint_items);
+  cache_->Hint(static_cast<uint16_t>(layer), f.frame.id, f.hint_items);
 }
 
 void Engine::GuessAgain(GraphFrame& f, int32_t layer) {

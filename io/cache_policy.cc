@@ -250,6 +250,9 @@ class SweepPolicy final : public CountingPolicy {
   bool IsCold(uint32_t slot) const override {
     return -WorthOf(slot) >= static_cast<double>(Counts().Now()) + Counts().Layers();
   }
+  bool MayStream(uint32_t slot) const override {
+    return -WorthOf(slot) > static_cast<double>(Counts().Now()) + Counts().Layers() / 2.0;
+  }
 
  private:
   double Worth(uint32_t item) const override {

@@ -52,6 +52,9 @@ class CachePolicy {
   virtual void Forget(uint32_t slot) = 0;
   // What `slot` holds is worth less than an expert that was hinted: a hint may take it.
   virtual bool IsCold(uint32_t slot) const = 0;
+  // Where the drive would rest otherwise, a hint may take it too: it comes back so late that it is
+  // the same whether it is read again or what is hinted is read later.
+  virtual bool MayStream(uint32_t slot) const { return IsCold(slot); }
   // The slot that gives way among those that `may_go` admits; nullopt: it admits none.
   virtual std::optional<uint32_t> Victim(const MayGo& may_go) const = 0;
 };

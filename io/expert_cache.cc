@@ -201,10 +201,14 @@ uint32_t ExpertCache::Impl::SlotForHint(Class& in) {
     in.free.pop_back();
     return slot;
   }
+  // With 256 rows and slots for a quarter of the experts the cold ones ran out during attention:
+  // the drive rested for 9.6 % of the time, 4.6 % so, for 4 % more bytes.
+  const bool resting = in.demand_reading == 0 && in.hint_reading.size() < kMaxHintReads / 2;
   const auto victim = in.policy->Victim([&](uint32_t slot) {
     const Entry& entry = entries[in.item_of[slot]];
     return entry.state == State::kReady && entry.pins == 0 && entry.needed == 0 &&
-           entry.hinted_for.empty() && in.policy->IsCold(slot);
+           entry.hinted_for.empty() &&
+           (in.policy->IsCold(slot) || (resting && in.policy->MayStream(slot)));
   });
   return victim ? Evict(in, *victim) : kNoSlot;
 }
@@ -412,15 +416,7 @@ bool ExpertCache::LayerReady(uint16_t layer) const {
          impl_->ready_in_layer[layer] == impl_->by_layer[layer].size();
 }
 
-void ExpertCache::Hint(uint32_t item, uint16_t frame) {
-  Impl& cache = *impl_;
-  std::lock_guard lock(cache.mutex);
-  if (cache.stopping) return;
-  cache.AddHint(item, frame);
-  cache.Pump(cache.items[item].slot_class);
-}
-
-void ExpertCache::Rehint(uint16_t layer, uint16_t frame, std::span<const uint32_t> items) {
+void ExpertCache::Hint(uint16_t layer, uint16_t frame, std::span<const uint32_t> items) {
   Impl& cache = *impl_;
   std::lock_guard lock(cache.mutex);
   if (cache.stopping || layer >= cache.by_layer.size()) return;

@@ -1,7 +1,7 @@
 // Residency of experts in the slot pool: who is absent, queued, being read, ready; pins, waiters,
 // hints and eviction. This is the join between "the router chose it" and "its bytes arrived".
 // Knows opaque items (their extents, slot class and layer), nothing of models or TBB.
-// Threads: Request, Hint, Rehint, LayerRouted and Unpin from any worker; `on_ready` runs on the I/O
+// Threads: Request, Hint, LayerRouted and Unpin from any worker; `on_ready` runs on the I/O
 // thread, outside the cache's lock.
 #pragma once
 
@@ -73,12 +73,10 @@ class ExpertCache {
   // Every item of the layer is Ready: a guess about it would change nothing.
   bool LayerReady(uint16_t layer) const;
 
-  // A guess that `item` will be requested for `frame`. Holds no slot until a slot is free or cold
-  // and no demand waits. A hint never evicts a hinted item whose layer is not routed yet.
-  void Hint(uint32_t item, uint16_t frame);
-  // A better guess of what `frame` will request of `layer`, surest first: takes the place of the
-  // one before.
-  void Rehint(uint16_t layer, uint16_t frame, std::span<const uint32_t> items);
+  // A guess of what `frame` will request of `layer`, surest first; it takes the place of the one
+  // before. A hint holds no slot until no demand waits and one is free or cold. It never evicts a
+  // hinted item whose layer is not routed yet.
+  void Hint(uint16_t layer, uint16_t frame, std::span<const uint32_t> items);
   // The router has chosen `layer` for `frame`: what that frame hinted for it and is not being read
   // yet is dropped, and what was read for it may be evicted by hints again. Each of `needed` is
   // requested once afterwards; until then hints do not evict it, and demands only if nothing else

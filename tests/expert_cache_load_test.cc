@@ -88,7 +88,7 @@ struct RandomRun {
       const uint32_t item = static_cast<uint32_t>(random() % kItems);
       switch (random() % 4) {
         case 0:
-          cache->Hint(item, frame);
+          cache->Hint(static_cast<uint16_t>(item % kLayers), frame, std::span(&item, 1));
           break;
         case 1:
           cache->LayerRouted(static_cast<uint16_t>(random() % kLayers), frame);

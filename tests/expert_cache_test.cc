@@ -4,7 +4,9 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -19,10 +21,12 @@ constexpr uint32_t kPerLayer = 10;
 // Items 0-9 are layer 0, 10-19 layer 1, and so on; item i is page i of file 0. Items from
 // `second_class` on take slots of class 1.
 struct Setup {
-  explicit Setup(std::vector<SlotClass> slots, uint32_t second_class = 1000)
-      : pool(slots), cache(Items(second_class), pool, reader, [this](const ReadyItem& ready) {
-          answers.push_back(ready);
-        }) {}
+  explicit Setup(std::vector<SlotClass> slots, uint32_t second_class = 1000,
+                 CachePolicyKind policy = CachePolicyKind::kLru)
+      : pool(slots),
+        cache(
+            Items(second_class), pool, reader,
+            [this](const ReadyItem& ready) { answers.push_back(ready); }, policy) {}
 
   std::vector<CacheItem> Items(uint32_t second_class) {
     for (uint32_t i = 0; i < 4 * kPerLayer; ++i) {
@@ -52,6 +56,13 @@ struct Setup {
     return {};
   }
   void Complete(uint32_t item, int error = 0) { reader.Complete(PendingOf(item).job.id, error); }
+  // One more guess of `frame`, after those before.
+  void Hint(uint32_t item, uint16_t frame) {
+    const auto layer = static_cast<uint16_t>(item / kPerLayer);
+    std::vector<uint32_t>& guessed = hinted[{layer, frame}];
+    if (std::find(guessed.begin(), guessed.end(), item) == guessed.end()) guessed.push_back(item);
+    cache.Hint(layer, frame, guessed);
+  }
   // Requests, reads and unpins.
   void Touch(uint32_t item) {
     if (cache.Request(item, 0) == nullptr) Complete(item);
@@ -73,6 +84,7 @@ struct Setup {
 
   std::vector<Extent> extents;
   std::vector<ReadyItem> answers;
+  std::map<std::pair<uint16_t, uint16_t>, std::vector<uint32_t>> hinted;  // [{layer, frame}]
   SlotPool pool;
   FakeReader reader;
   ExpertCache cache;
@@ -191,9 +203,9 @@ TEST_CASE("a failed demand answers all its waiters, frees the slot and can be as
 
 TEST_CASE("a hint is read into a free slot and the request hits it") {
   Setup setup(Slots(2));
-  setup.cache.Hint(12, 0);
-  setup.cache.Hint(12, 0);
-  setup.cache.Hint(12, 1);
+  setup.Hint(12, 0);
+  setup.Hint(12, 0);
+  setup.Hint(12, 1);
   CHECK(setup.Reading() == Items{12});
   CHECK(setup.PendingOf(12).job.read_class == ReadClass::kPrefetch);
   setup.Complete(12);
@@ -214,7 +226,7 @@ TEST_CASE("a hint is read into a free slot and the request hits it") {
 
 TEST_CASE("a demand joins a hint that is being read and promotes it") {
   Setup setup(Slots(1));
-  setup.cache.Hint(12, 0);
+  setup.Hint(12, 0);
   CHECK(setup.cache.Request(12, 5) == nullptr);
   CHECK(setup.PendingOf(12).promoted);
   CHECK(setup.reader.Submissions() == 1);
@@ -231,7 +243,7 @@ TEST_CASE("a demand joins a hint that is being read and promotes it") {
 TEST_CASE("a demand for an item whose hint is still queued reads it as demand, once") {
   Setup setup(Slots(1));
   setup.cache.Request(0, 0);
-  setup.cache.Hint(12, 0);
+  setup.Hint(12, 0);
   CHECK(setup.Reading() == Items{0});
   setup.cache.Request(12, 1);
   setup.Complete(0);
@@ -247,7 +259,7 @@ TEST_CASE("no hint is read while a demand waits for a slot") {
   Setup setup(Slots(1));
   setup.cache.Request(0, 0);
   setup.cache.Request(1, 1);
-  setup.cache.Hint(12, 0);
+  setup.Hint(12, 0);
   setup.Complete(0);
   CHECK(setup.Reading().empty());
   setup.cache.Unpin(0);
@@ -258,11 +270,11 @@ TEST_CASE("a hint takes a cold entry and leaves a warm one") {
   Setup setup(Slots(2));
   setup.Touch(0);
   setup.Touch(1);
-  setup.cache.Hint(12, 0);
+  setup.Hint(12, 0);
   // Two uses went by since item 0 (taking a slot and filling it for item 1): cold.
   CHECK(setup.Reading() == Items{12});
   CHECK_FALSE(setup.cache.IsReady(0));
-  setup.cache.Hint(13, 0);
+  setup.Hint(13, 0);
   CHECK(setup.Reading() == Items{12});
   CHECK(setup.cache.IsReady(1));
   setup.Complete(12);
@@ -270,13 +282,38 @@ TEST_CASE("a hint takes a cold entry and leaves a warm one") {
   CHECK(setup.Reading() == Items{13});
 }
 
+TEST_CASE("what comes back late gives way to a hint where the drive would rest, and only there") {
+  // Layers 0 to 3 in a cycle; every item of theirs is used at every turn.
+  Setup setup(Slots(4), 1000, CachePolicyKind::kSweep);
+  const auto turn = [&](uint16_t layer) {
+    const uint32_t item = layer * kPerLayer;
+    setup.cache.LayerRouted(layer, 0, std::span(&item, 1));
+    setup.Touch(item);
+  };
+  for (int sweep = 0; sweep < 40; ++sweep) {
+    for (uint16_t layer = 0; layer < 4; ++layer) turn(layer);
+  }
+  turn(0);
+  turn(1);
+  // The one just used is cold, that of layer 0 comes back three turns from now, 20 is the next.
+  setup.Hint(21, 0);
+  CHECK(setup.Reading() == Items{21});
+  CHECK_FALSE(setup.cache.IsReady(10));
+  setup.Hint(22, 0);
+  setup.Hint(23, 0);
+  CHECK(setup.Reading() == Items{21, 22});
+  CHECK_FALSE(setup.cache.IsReady(0));
+  CHECK(setup.cache.IsReady(20));
+  CHECK(setup.cache.IsReady(30));
+}
+
 TEST_CASE("a hint never evicts a hinted entry whose layer is not routed yet, a demand may") {
   Setup setup(Slots(2));
-  setup.cache.Hint(10, 0);
-  setup.cache.Hint(11, 0);
+  setup.Hint(10, 0);
+  setup.Hint(11, 0);
   setup.Complete(10);
   setup.Complete(11);
-  setup.cache.Hint(12, 0);
+  setup.Hint(12, 0);
   for (int i = 0; i < 10; ++i) setup.cache.Unpin((setup.cache.Request(11, 0), 11));
   CHECK(setup.Reading().empty());  // 10 is cold, but hinted
   CHECK(setup.cache.Request(5, 0) == nullptr);
@@ -289,19 +326,19 @@ TEST_CASE("a hint also protects what was resident before") {
   Setup setup(Slots(2));
   setup.Touch(10);
   setup.Touch(0);
-  setup.cache.Hint(10, 0);
+  setup.Hint(10, 0);
   for (int i = 0; i < 3; ++i) setup.Touch(0);
-  setup.cache.Hint(12, 0);
+  setup.Hint(12, 0);
   CHECK(setup.Reading().empty());
   setup.cache.LayerRouted(1, 0);  // 10 gives way now, but so does the hint for 12
-  setup.cache.Hint(22, 0);
+  setup.Hint(22, 0);
   CHECK(setup.Reading() == Items{22});
 }
 
 TEST_CASE("a guess that came true is read to its end") {
   Setup setup(Slots(2));
-  setup.cache.Hint(12, 0);
-  setup.cache.Hint(13, 0);
+  setup.Hint(12, 0);
+  setup.Hint(13, 0);
   for (const uint32_t item : {12u, 13u}) setup.reader.MarkSent(setup.PendingOf(item).job.id);
   setup.cache.LayerRouted(1, 0, std::vector<uint32_t>{12});
   CHECK_FALSE(setup.PendingOf(12).cut);
@@ -315,11 +352,11 @@ TEST_CASE("a guess that came true is read to its end") {
 
 TEST_CASE("a better guess takes the place of the one before") {
   Setup setup(Slots(2));
-  for (const uint32_t item : {10u, 11u, 12u, 13u}) setup.cache.Hint(item, 0);
+  for (const uint32_t item : {10u, 11u, 12u, 13u}) setup.Hint(item, 0);
   CHECK(setup.Reading() == Items{10, 11});
   setup.reader.MarkSent(setup.PendingOf(11).job.id);
-  setup.cache.Hint(22, 0);  // of another layer: stays
-  setup.cache.Rehint(1, 0, std::vector<uint32_t>{13, 10, 14});
+  setup.Hint(22, 0);  // of another layer: stays
+  setup.cache.Hint(1, 0, Items{13, 10, 14});
   CHECK(setup.PendingOf(11).cut);
   CHECK(setup.Reading() == Items{10, 11});
   setup.reader.Complete(setup.PendingOf(11).job.id, ECANCELED);
@@ -334,7 +371,7 @@ TEST_CASE("a refuted hint gives its slot back") {
   SUBCASE("still in the queue: dropped") {
     Setup setup(Slots(1));
     setup.cache.Request(0, 0);
-    setup.cache.Hint(12, 0);
+    setup.Hint(12, 0);
     setup.cache.LayerRouted(1, 0);
     setup.Complete(0);
     setup.cache.Unpin(0);
@@ -343,19 +380,19 @@ TEST_CASE("a refuted hint gives its slot back") {
   }
   SUBCASE("handed to the reader but not sent: taken back") {
     Setup setup(Slots(1));
-    setup.cache.Hint(12, 0);
+    setup.Hint(12, 0);
     setup.cache.LayerRouted(1, 0);
     CHECK(setup.Reading().empty());
     CHECK(setup.cache.Stats().hints_dropped == 1);
-    setup.cache.Hint(22, 0);
+    setup.Hint(22, 0);
     CHECK(setup.Reading() == Items{22});
   }
   SUBCASE("being read: the next hint takes its slot when it has come") {
     Setup setup(Slots(1));
-    setup.cache.Hint(12, 0);
+    setup.Hint(12, 0);
     setup.reader.MarkSent(setup.PendingOf(12).job.id);
     setup.cache.LayerRouted(1, 0);
-    setup.cache.Hint(22, 0);
+    setup.Hint(22, 0);
     CHECK(setup.Reading() == Items{12});
     setup.Complete(12);
     CHECK(setup.Reading() == Items{22});
@@ -363,7 +400,7 @@ TEST_CASE("a refuted hint gives its slot back") {
   }
   SUBCASE("being read: cut short, and its bytes are counted as wasted") {
     Setup setup(Slots(1));
-    setup.cache.Hint(12, 0);
+    setup.Hint(12, 0);
     const uint64_t id = setup.PendingOf(12).job.id;
     setup.reader.MarkSent(id);
     CHECK_FALSE(setup.PendingOf(12).cut);
@@ -376,7 +413,7 @@ TEST_CASE("a refuted hint gives its slot back") {
   }
   SUBCASE("cut short, and then wanted: read once more") {
     Setup setup(Slots(1));
-    setup.cache.Hint(12, 0);
+    setup.Hint(12, 0);
     const uint64_t id = setup.PendingOf(12).job.id;
     setup.reader.MarkSent(id);
     setup.cache.LayerRouted(1, 0);
@@ -389,9 +426,9 @@ TEST_CASE("a refuted hint gives its slot back") {
   }
   SUBCASE("read: the next hint takes its slot") {
     Setup setup(Slots(1));
-    setup.cache.Hint(12, 0);
+    setup.Hint(12, 0);
     setup.Complete(12);
-    setup.cache.Hint(22, 0);
+    setup.Hint(22, 0);
     CHECK(setup.Reading().empty());
     setup.cache.LayerRouted(1, 0);
     CHECK(setup.Reading() == Items{22});
@@ -401,10 +438,10 @@ TEST_CASE("a refuted hint gives its slot back") {
 TEST_CASE("routing a layer drops the hints of that frame and that layer only") {
   Setup setup(Slots(1));
   setup.cache.Request(0, 0);
-  setup.cache.Hint(12, 0);
-  setup.cache.Hint(12, 1);
-  setup.cache.Hint(13, 0);
-  setup.cache.Hint(22, 0);
+  setup.Hint(12, 0);
+  setup.Hint(12, 1);
+  setup.Hint(13, 0);
+  setup.Hint(22, 0);
   setup.cache.LayerRouted(1, 0);
   CHECK(setup.cache.Stats().hints_dropped == 1);  // 13; frame 1 still wants 12
   setup.cache.LayerRouted(1, 1);
@@ -416,20 +453,20 @@ TEST_CASE("routing a layer drops the hints of that frame and that layer only") {
 
 TEST_CASE("a hint that came true is as warm as any entry after its layer is routed") {
   Setup setup(Slots(1));
-  setup.cache.Hint(12, 0);
+  setup.Hint(12, 0);
   setup.Complete(12);
   CHECK(setup.cache.Request(12, 0) != nullptr);
   setup.cache.LayerRouted(1, 0);
   setup.cache.Unpin(12);
-  setup.cache.Hint(22, 0);
+  setup.Hint(22, 0);
   CHECK(setup.Reading().empty());
   CHECK(setup.cache.IsReady(12));
 }
 
 TEST_CASE("a demand takes back the newest hint that is not being read, which stays a hint") {
   Setup setup(Slots(2));
-  setup.cache.Hint(12, 0);
-  setup.cache.Hint(13, 0);
+  setup.Hint(12, 0);
+  setup.Hint(13, 0);
   setup.cache.Request(5, 5);
   CHECK(setup.Reading() == Items{12, 5});
   setup.Complete(5);
@@ -442,7 +479,7 @@ TEST_CASE("a demand takes back the newest hint that is not being read, which sta
 
 TEST_CASE("a demand waits for hints that are being read") {
   Setup setup(Slots(1));
-  setup.cache.Hint(12, 0);
+  setup.Hint(12, 0);
   setup.reader.MarkSent(setup.PendingOf(12).job.id);
   setup.cache.Request(5, 5);
   CHECK(setup.Reading() == Items{12});
@@ -452,7 +489,7 @@ TEST_CASE("a demand waits for hints that are being read") {
 
 TEST_CASE("a demand does not take back a hint that another demand has joined") {
   Setup setup(Slots(1));
-  setup.cache.Hint(12, 0);
+  setup.Hint(12, 0);
   setup.cache.Request(12, 1);
   setup.cache.Request(5, 5);
   CHECK(setup.Reading() == Items{12});
@@ -465,7 +502,7 @@ TEST_CASE("a demand does not take back a hint that another demand has joined") {
 TEST_CASE("a failed prefetch that a demand joined is read once more before it fails") {
   for (const int second : {0, EIO}) {
     Setup setup(Slots(1));
-    setup.cache.Hint(12, 0);
+    setup.Hint(12, 0);
     setup.cache.Request(12, 3);
     setup.Complete(12, ENODATA);
     CHECK(setup.answers.empty());
@@ -483,8 +520,8 @@ TEST_CASE("a failed prefetch that a demand joined is read once more before it fa
 
 TEST_CASE("a failed prefetch without a demand is forgotten and its slot is free") {
   Setup setup(Slots(1));
-  setup.cache.Hint(12, 0);
-  setup.cache.Hint(13, 0);
+  setup.Hint(12, 0);
+  setup.Hint(13, 0);
   setup.Complete(12, EIO);
   CHECK(setup.answers.empty());
   CHECK(setup.Reading() == Items{13});
@@ -523,7 +560,7 @@ TEST_CASE("slot classes do not wait for each other") {
   setup.cache.Request(1, 1);
   setup.cache.Request(30, 30);
   CHECK(setup.Reading() == Items{0, 30});
-  setup.cache.Hint(31, 0);
+  setup.Hint(31, 0);
   setup.Complete(30);
   setup.cache.Unpin(30);
   setup.cache.Request(32, 32);
@@ -535,7 +572,7 @@ TEST_CASE("slot classes do not wait for each other") {
 
 TEST_CASE("only so many hints are with the reader at one time") {
   Setup setup(Slots(20));
-  for (uint32_t item = 10; item < 30; ++item) setup.cache.Hint(item, 0);
+  for (uint32_t item = 10; item < 30; ++item) setup.Hint(item, 0);
   CHECK(setup.Reading().size() == 8);
   setup.Complete(10);
   CHECK(setup.Reading().size() == 8);
@@ -547,7 +584,7 @@ TEST_CASE("stopping answers every demand, with or without a slot, and takes no p
   setup.cache.Request(0, 0);
   setup.cache.Request(1, 1);
   setup.cache.Request(1, 2);
-  setup.cache.Hint(12, 0);
+  setup.Hint(12, 0);
   setup.cache.Stop();
   REQUIRE(setup.answers.size() == 3);
   for (const ReadyItem& answer : setup.answers) {
@@ -562,7 +599,7 @@ TEST_CASE("stopping answers every demand, with or without a slot, and takes no p
 
 TEST_CASE("stopping does not read a joined hint once more") {
   Setup setup(Slots(1));
-  setup.cache.Hint(12, 0);
+  setup.Hint(12, 0);
   setup.cache.Request(12, 1);
   setup.cache.Stop();
   CHECK(setup.Answer().result.error == ECANCELED);
@@ -575,7 +612,7 @@ TEST_CASE("a hint never evicts what the layer at hand needs, a demand does it la
   for (int i = 0; i < 4; ++i) setup.Touch(2);  // 0 and 1 are cold
   const Items needed = {0, 1, 5};
   setup.cache.LayerRouted(0, 0, needed);
-  setup.cache.Hint(10, 0);
+  setup.Hint(10, 0);
   CHECK(setup.Reading().empty());
   setup.cache.Request(5, 0);
   CHECK(setup.Reading() == Items{5});
