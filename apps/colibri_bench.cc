@@ -316,9 +316,12 @@ int Run(int argc, char** argv) {
   pipe->add_flag("--warm", pipeline.warm,
                  "Run the prompts twice and show the second time, when the cache is warm");
   pipe->add_flag("!--no-alone", pipeline.alone, "Do not measure computing alone");
-  pipe->add_option("--trace", pipeline.trace, "Write a Chrome trace (Perfetto opens it)");
+  // One file holds one run.
+  pipe->add_option("--trace", pipeline.trace, "Write a Chrome trace (Perfetto opens it)")
+      ->excludes(sequences);
   pipe->add_option("--route-trace", pipeline.routes,
-                   "Write which experts were chosen and guessed, for replay");
+                   "Write which experts were chosen and guessed, for replay")
+      ->excludes(sequences);
   pipe->add_flag("--json", pipeline.json, "Print JSON");
   pipe->add_flag("--csv", pipeline.csv, "Print CSV");
   pipe->add_flag("--markdown", pipeline.markdown, "Print a Markdown table");

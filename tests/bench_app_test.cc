@@ -218,6 +218,17 @@ TEST_CASE("pipeline --trace writes events that a trace viewer can read") {
   CHECK(ended == begun);
 }
 
+TEST_CASE("pipeline refuses a trace of several runs, of which it would keep the last alone") {
+  const TempDir dir;
+  for (const char* trace : {"--trace", "--route-trace"}) {
+    const ProgramOutcome outcome = Bench({"pipeline", "-m", kModel, "--tokens", "2", "--sequences",
+                                          "1,2", trace, dir.Path("trace")});
+    CHECK(outcome.exit_code == 2);
+    CHECK(Contains(outcome.err, trace));
+    CHECK(Contains(outcome.err, "--sequences"));
+  }
+}
+
 TEST_CASE("pipeline refuses what colibri-run refuses, and prompts that do not fit") {
   CHECK(Bench(Pipeline({"--threads", "none"})).exit_code == 2);
   const ProgramOutcome outcome = Bench(Pipeline({"--ctx-size", "20"}));
