@@ -402,6 +402,7 @@ int RunChecked(const RunOptions& o) {
   if (!job.answers.run.run_id.empty()) job.context.run_id = job.answers.run.run_id;
   Say(fmt::format("model: {} ({})", o.model.front(), model.FormatSummary()));
   for (const std::string& note : model.Notes()) Say(note);
+  if (const std::string note = model.Files().RepeatNote(); !note.empty()) Say(note);
   Say(fmt::format("thinking: {}; sampling: {}",
                   o.thinking ? fmt::format("on (effort {})", o.effort) : "off",
                   DescribeSampling(o, config.generation)));

@@ -42,15 +42,6 @@ void ListShards(const std::string& directory, std::map<std::string, std::string>
   }
 }
 
-// A FIFO would block for ever, and a device gives bytes that are no model.
-void CheckRegular(const std::string& path) {
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) {
-    throw ModelError(fmt::format("{}: {}", path, std::strerror(errno)));
-  }
-  if (!S_ISREG(info.st_mode)) throw ModelError(fmt::format("{}: not a regular file", path));
-}
-
 bool IsText(std::string_view bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](char c) {
     const auto b = static_cast<unsigned char>(c);
@@ -73,6 +64,14 @@ std::string DescribeNonHeader(std::string_view start, uint64_t length, uint64_t 
 }
 
 }  // namespace
+
+void CheckRegular(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) {
+    throw ModelError(fmt::format("{}: {}", path, std::strerror(errno)));
+  }
+  if (!S_ISREG(info.st_mode)) throw ModelError(fmt::format("{}: not a regular file", path));
+}
 
 Container::Container(const std::vector<std::string>& directories) : directories_(directories) {
   if (directories_.empty()) throw ModelError("no model directory given");
@@ -109,7 +108,12 @@ void Container::ReadHeader(uint32_t file) {
   SafetensorsHeader header = ParseSafetensorsHeader(text, 8 + length, file_bytes, path);
   for (auto& [name, entry] : header.tensors) {
     entry.file = file;
-    tensors_.emplace(std::move(name), std::move(entry));
+    const auto [first, fresh] = tensors_.try_emplace(std::move(name), std::move(entry));
+    if (fresh) continue;
+    if (repeated_++ == 0) {
+      repeat_ = fmt::format("tensor {} is in {} and again in {}", Printable(first->first),
+                            files_.Path(first->second.file), path);
+    }
   }
   if (!header.formats.empty()) AddStamps(header.formats, path);
 }
@@ -132,6 +136,12 @@ void Container::AddStamps(const std::string& text, const std::string& path) {
   if (stamps_.size() > kMaxStamps) {
     throw ModelError(fmt::format("{}: more than {} stamped tensors", what, kMaxStamps));
   }
+}
+
+std::string Container::RepeatNote() const {
+  if (repeated_ == 0) return {};
+  const std::string others = repeated_ > 1 ? fmt::format(" ({} more likewise)", repeated_ - 1) : "";
+  return fmt::format("{}{}: the first is used", repeat_, others);
 }
 
 const TensorEntry* Container::Find(std::string_view name) const {

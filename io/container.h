@@ -25,6 +25,9 @@ struct TensorEntry {
   std::vector<int64_t> shape;
 };
 
+// Throws ModelError: a FIFO would block for ever, and a device gives bytes that are no model.
+void CheckRegular(const std::string& path);
+
 class Container {
  public:
   // Reads every *.safetensors of the directories (the first is the model's; further ones extend the
@@ -37,6 +40,8 @@ class Container {
 
   // nullptr when absent. On a duplicate name the first shard in sorted order wins.
   const TensorEntry* Find(std::string_view name) const;
+  // One line about tensors that lie in two shards; "" when there are none.
+  std::string RepeatNote() const;
   // The stamped format of a tensor (metadata "colibri.fmt"), or "".
   std::string_view Stamp(std::string_view name) const;
   const FileTable& Files() const { return files_; }
@@ -53,6 +58,8 @@ class Container {
   std::vector<std::string> directories_;
   FileTable files_;
   std::unordered_map<std::string, TensorEntry> tensors_;
+  std::string repeat_;  // the first tensor that is there twice
+  size_t repeated_ = 0;
   std::map<std::string, std::string, std::less<>> stamps_;
 };
 

@@ -4,6 +4,7 @@
 #include "runtime/config.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,6 +16,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "io/container.h"
 #include "io/error.h"
 #include "io/strict_json.h"
 
@@ -312,12 +314,11 @@ json ParseObject(std::string_view text, const std::string& path) {
 
 // The text of a whole small file; nullopt when there is none.
 std::optional<std::string> ReadSmallFile(const std::string& path) {
+  if (access(path.c_str(), F_OK) != 0 && errno == ENOENT) return std::nullopt;
+  CheckRegular(path);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rbe"),
                                                              std::fclose);
-  if (file == nullptr) {
-    if (errno == ENOENT) return std::nullopt;
-    throw ModelError(fmt::format("{}: {}", path, std::strerror(errno)));
-  }
+  if (file == nullptr) throw ModelError(fmt::format("{}: {}", path, std::strerror(errno)));
   std::string text;
   char buffer[1 << 16];
   while (const size_t n = std::fread(buffer, 1, sizeof(buffer), file.get())) {

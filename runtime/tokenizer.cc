@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "io/container.h"
 #include "io/error.h"
 #include "runtime/bpe.h"
 #include "runtime/pretokenizer.h"
@@ -192,6 +193,7 @@ class TextEncoder {
 };
 
 std::string ReadFile(const std::string& path) {
+  CheckRegular(path);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
                                                              &std::fclose);
   if (!file) throw ModelError(fmt::format("{}: {}", path, std::strerror(errno)));

@@ -255,6 +255,16 @@ TEST_CASE("of a tensor in two shards the first in sorted order wins") {
   dir.Write("a.safetensors", ShardOf({{"t", {"U8", {1}, "a"}}}));
   const Container container({dir.Path("")});
   CHECK(TensorBytes(container, "t") == "a");
+  const std::string folder = dir.Path("");
+  CHECK(container.RepeatNote() == "tensor t is in " + folder + "/a.safetensors and again in " +
+                                      folder + "/b.safetensors: the first is used");
+}
+
+TEST_CASE("where every tensor is in one shard nothing is said of two") {
+  const TempDir dir;
+  dir.Write("b.safetensors", ShardOf({{"t", {"U8", {1}, "b"}}}));
+  dir.Write("a.safetensors", ShardOf({{"s", {"U8", {1}, "a"}}}));
+  CHECK(Container({dir.Path("")}).RepeatNote().empty());
 }
 
 TEST_CASE("further directories extend the search and the first file of a name wins") {
