@@ -99,6 +99,18 @@ struct Model::Resolver {
   const TensorEntry* data = nullptr;
   const TensorEntry* scales = nullptr;
 
+  std::string PathOf(const TensorEntry& entry) const {
+    return m.container_.Files().Path(entry.file);
+  }
+
+  TensorFormat FormatOf(const std::string& full, int64_t rows, int64_t cols) const {
+    try {
+      return InferFormat(full, *data, scales, rows, cols, m.container_.Stamp(full));
+    } catch (const ModelError& error) {
+      throw ModelError(fmt::format("{}: {}", PathOf(*data), error.what()));
+    }
+  }
+
   // False: the tensor is missing, which is noted under `group` if given.
   bool Matrix(int32_t layer, const std::string& name, int64_t rows, int64_t cols, PackedMatrix& out,
               const char* group = nullptr) {
@@ -113,8 +125,7 @@ struct Model::Resolver {
       missing.Add(layer, group != nullptr ? group : name + ".qs");
       return false;
     }
-    const TensorFormat format =
-        InferFormat(full, *data, scales, rows, cols, m.container_.Stamp(full));
+    const TensorFormat format = FormatOf(full, rows, cols);
     out.format = format.format;
     out.rows = static_cast<int32_t>(rows);
     out.cols = static_cast<int32_t>(cols);
@@ -130,8 +141,8 @@ struct Model::Resolver {
     if (entry == nullptr) {
       missing.Add(layer, name);
     } else if (!PlainFormat(entry->dtype) || entry->shape != std::vector<int64_t>{size}) {
-      throw ModelError(fmt::format("{}: shape [{}], F32, BF16 or F16 [{}] expected", full,
-                                   fmt::join(entry->shape, ", "), size));
+      throw ModelError(fmt::format("{}: {}: shape [{}], F32, BF16 or F16 [{}] expected",
+                                   PathOf(*entry), full, fmt::join(entry->shape, ", "), size));
     }
   }
 

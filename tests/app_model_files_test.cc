@@ -1,12 +1,22 @@
-// Odd files in a model's folder, through colibri-run: what is no model ends with exit code 3 and
-// one line that names the file.
+// Odd and hostile files in a model's folder, through colibri-run: what is no model ends with exit
+// code 3 and one line that names the file, in little memory; what is legal is answered. The rows of
+// "Hostile model files" in tests/README.md are these cases.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 
+#include "tests/oddities.h"
 #include "tests/run_program.h"
+#include "tests/shard_files.h"
 #include "tests/temp_dir.h"
 #include "tests/watchdog.h"
 
@@ -14,6 +24,8 @@ namespace colibri {
 namespace {
 
 namespace fs = std::filesystem;
+
+const std::string kData = "abcd";
 
 // The demo model by links, so that a test may replace its files.
 class LinkedModel {
@@ -23,7 +35,7 @@ class LinkedModel {
       fs::create_symlink(entry.path(), dir_.Path(entry.path().filename().string()));
     }
   }
-  std::string Directory() const { return dir_.Path(""); }
+  std::string Directory() const { return fs::path(dir_.Path("x")).parent_path().string(); }
   // The path of a file that is no longer there.
   std::string Vacate(const std::string& name) const {
     fs::remove(dir_.Path(name));
@@ -41,6 +53,334 @@ ProgramOutcome Ask(const LinkedModel& model) {
 
 size_t Lines(const std::string& text) {
   return static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+// A file of a model, or a shard that comes beside its own.
+struct Hostile {
+  std::string oddity;  // its row in tests/README.md
+  std::string file;    // that is written
+  std::string bytes;
+  uint64_t size = 0;  // as large as that; 0: as large as its bytes
+};
+
+constexpr const char* kShard = "out-00009.safetensors";
+// Reading the demo model takes 60 MB; a hostile header is at most 100 MB of text, held twice.
+constexpr uint64_t kMostMemory = 300'000'000;
+
+std::string Header(const std::string& fields, const std::string& data = "abcd") {
+  return RawShard(R"({"t":{)" + fields + "}}", data);
+}
+
+std::string Tensor(const std::string& dtype, const std::string& shape, const std::string& offsets) {
+  return R"("dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets;
+}
+
+std::string Length(uint64_t bytes, const std::string& rest = "") {
+  std::string text;
+  for (size_t i = 0; i < 8; ++i) text += static_cast<char>(bytes >> 8 * i & 0xff);
+  return text + rest;
+}
+
+std::string Replaced(const std::string& file, const std::string& from, const std::string& to) {
+  std::ifstream in(COLIBRI_SOURCE_DIR "/apps/demo/model/" + file);
+  std::stringstream text;
+  text << in.rdbuf();
+  std::string all = text.str();
+  const size_t at = all.find(from);
+  REQUIRE_MESSAGE(at != std::string::npos, from);
+  return all.replace(at, from.size(), to);
+}
+
+std::string Config(const std::string& from, const std::string& to) {
+  return Replaced("config.json", from, to);
+}
+
+std::vector<Hostile> HostileShards() {
+  const std::string t = Tensor("U8", "[4]", "[0,4]");
+  std::string deep = R"({"t":)";
+  deep.append(100000, '[');
+  std::string rank = "1";
+  for (int i = 0; i < 1000000; ++i) rank += ",1";
+  return {
+      {"empty file", kShard, ""},
+      {"fewer than 8 bytes", kShard, std::string("\x01\0\0", 3)},
+      {"header length 0", kShard, Length(0, "{}")},
+      {"header length 2^64-1", kShard, Length(UINT64_MAX, "{}")},
+      {"header length 2^63", kShard, Length(uint64_t{1} << 63, "{}")},
+      {"header length past the end by one", kShard, Length(3, "{}")},
+      {"Git LFS pointer", kShard, "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"},
+      {"header that is not UTF-8", kShard, RawShard("{\"\x80\xff\":{" + t + "}}", kData)},
+      {"byte order mark before the header", kShard, RawShard("\xEF\xBB\xBF{}")},
+      {"zero byte in a name", kShard, RawShard(std::string("{\"a\0b\":{", 9) + t + "}}", kData)},
+      {"header that is a list", kShard, RawShard("[]")},
+      {"header that is a number", kShard, RawShard("12")},
+      {"header cut short", kShard, RawShard(R"({"t":{)")},
+      {"bytes behind the header's end", kShard, RawShard(R"({"t":{)" + t + "}} x", kData)},
+      {"key without quotes", kShard, RawShard("{t:{" + t + "}}", kData)},
+      {"100,000 brackets deep", kShard, RawShard(deep)},
+      {"tensor given twice", kShard,
+       RawShard(R"({"t":{)" + t + R"(},"t":{)" + Tensor("F32", "[1]", "[0,4]") + "}}", kData)},
+      {"dtype given twice", kShard, Header(R"("dtype":"I8",)" + t)},
+      {"shape given twice", kShard, Header(R"("shape":[4],)" + t)},
+      {"offsets given twice", kShard, Header(R"("data_offsets":[0,4],)" + t)},
+      {"names equal after escapes", kShard,
+       RawShard(R"({"t":{)" + t + R"(},"\u0074":{)" + t + "}}", kData)},
+      {"unknown dtype that is a number", kShard,
+       Header(R"("dtype":4,"shape":[4],"data_offsets":[0,4])")},
+      {"missing field", kShard, Header(R"("dtype":"U8","shape":[4])")},
+      {"one offset", kShard, Header(Tensor("U8", "[4]", "[0]"))},
+      {"three offsets", kShard, Header(Tensor("U8", "[4]", "[0,4,4]"))},
+      {"offsets reversed", kShard, Header(Tensor("U8", "[4]", "[4,0]"))},
+      {"offsets past the data", kShard, Header(Tensor("U8", "[8]", "[0,8]"))},
+      {"bytes that are not shape by dtype", kShard, Header(Tensor("F32", "[1000,1000]", "[0,4]"))},
+      {"shape whose product wraps to 4", kShard,
+       Header(Tensor("U8", "[4194305,4194305,211106198978564]", "[0,4]"))},
+      {"shape whose product wraps to 0", kShard,
+       Header(Tensor("U8", "[4294967296,4294967296]", "[0,0]"), "")},
+      {"negative dimension", kShard, Header(Tensor("U8", "[-4]", "[0,4]"))},
+      {"negative offset", kShard, Header(Tensor("U8", "[4]", "[-4,0]"))},
+      {"minus zero", kShard, Header(Tensor("U8", "[4]", "[-0,4]"))},
+      {"number with an exponent", kShard, Header(Tensor("U8", "[4e0]", "[0,4]"))},
+      {"number with a fraction", kShard, Header(Tensor("U8", "[4.0]", "[0,4]"))},
+      {"number as a string", kShard, Header(Tensor("U8", R"(["4"])", "[0,4]"))},
+      {"shape of 1,000,000 dimensions", kShard,
+       Header(Tensor("U8", "[" + rank + "]", "[0,1]"), "a")},
+      {"two tensors on the same bytes", kShard,
+       RawShard(R"({"t":{)" + t + R"(},"s":{)" + t + "}}", kData)},
+      {"hole between tensors", kShard,
+       RawShard(R"({"t":{)" + Tensor("U8", "[1]", "[0,1]") + R"(},"s":{)" +
+                    Tensor("U8", "[1]", "[3,4]") + "}}",
+                kData)},
+      {"first tensor not at 0", kShard, Header(Tensor("U8", "[2]", "[2,4]"))},
+      {"bytes after the last tensor", kShard, Header(Tensor("U8", "[2]", "[0,2]"))},
+      {"file shorter than the last end", kShard, Header(t, "ab")},
+      {"metadata that is no map of strings", kShard,
+       RawShard(R"({"__metadata__":{"a":1},"t":{)" + t + "}}", kData)},
+  };
+}
+
+std::vector<Hostile> HostileJson() {
+  const std::string config = "config.json", tokenizer = "tokenizer.json";
+  return {
+      {"config without a key", config, Config(R"("hidden_size": 256,)", "")},
+      {"config with a string for a number", config, Config("256", R"("256")")},
+      {"config of 256 MB", config, "", 256'000'000},
+      {"config with 1e9 layers", config,
+       Config(R"("num_hidden_layers": 6)", R"("num_hidden_layers": 1000000000)")},
+      {"config with 0 experts", config,
+       Config(R"("n_routed_experts": 32)", R"("n_routed_experts": 0)")},
+      {"config that has an expert more than the shards", config,
+       Config(R"("n_routed_experts": 32)", R"("n_routed_experts": 33)")},
+      {"tokenizer with an id that is no number", tokenizer,
+       Replaced(tokenizer, R"("!": 0)", R"("!": "0")")},
+      {"tokenizer with the id 2^31", tokenizer,
+       Replaced(tokenizer, R"("!": 0)", R"("!": 2147483648)")},
+      {"tokenizer with an id twice", tokenizer, Replaced(tokenizer, R"("!": 0)", R"("!": 1)")},
+      {"tokenizer with a merge that is no pair", tokenizer,
+       Replaced(tokenizer, R"("merges": [)", R"("merges": ["x",)")},
+  };
+}
+
+// The tensors of one of the demo model's shards.
+StoredTensors DemoTensors(const std::string& shard) {
+  const TempDir dir;
+  fs::create_symlink(COLIBRI_SOURCE_DIR "/apps/demo/model/" + shard, dir.Path(shard));
+  return ReadTensors(dir.Path(""));
+}
+
+// That shard with one of its tensors changed.
+std::string Changed(const std::string& shard, const std::string& name,
+                    const std::function<void(StoredTensor&)>& change) {
+  StoredTensors tensors = DemoTensors(shard);
+  REQUIRE_MESSAGE(tensors.contains(name), name);
+  change(tensors.at(name));
+  return ShardOf(tensors);
+}
+
+// Sets the n-th value of a tensor of f32.
+std::function<void(StoredTensor&)> Set(size_t n, float value) {
+  return [n, value](StoredTensor& t) { std::memcpy(t.bytes.data() + 4 * n, &value, 4); };
+}
+
+std::function<void(StoredTensor&)> Cut(size_t values) {
+  return [values](StoredTensor& t) {
+    t.shape = {static_cast<int64_t>(values)};
+    t.bytes.resize(4 * values);
+  };
+}
+
+constexpr const char* kMain = "out-00000.safetensors";
+constexpr const char* kQa = "model.layers.0.self_attn.q_a_proj.weight.qs";
+constexpr const char* kNorm = "model.layers.0.input_layernorm.weight";
+constexpr const char* kExperts = "out-00001.safetensors";
+constexpr const char* kUp = "model.layers.2.mlp.experts.19.up_proj.weight.qs";
+
+std::vector<Hostile> HostileTensors() {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const auto without = [](const std::string& name) {
+    StoredTensors tensors = DemoTensors(kMain);
+    REQUIRE(tensors.erase(name) == 1);
+    return ShardOf(tensors);
+  };
+  return {
+      {"a tensor is missing", kMain, without(kNorm)},
+      {"a router with a row too few", kMain,
+       Changed(kMain, "model.layers.1.mlp.gate.weight",
+               [](StoredTensor& t) {
+                 t.bytes.resize(t.bytes.size() / 32 * 31);
+                 t.shape[0] = 31;
+               })},
+      {"a router that is transposed", kMain,
+       Changed(kMain, "model.layers.1.mlp.gate.weight",
+               [](StoredTensor& t) { std::swap(t.shape[0], t.shape[1]); })},
+      {"a norm as bytes", kMain,
+       Changed(kMain, kNorm,
+               [](StoredTensor& t) {
+                 t.dtype = "U8";
+                 t.shape = {1024};
+               })},
+      {"scales of the wrong length", kMain, Changed(kMain, kQa, Cut(500))},
+      {"scales of an expert of the wrong length", kExperts, Changed(kExperts, kUp, Cut(500))},
+      {"a scale that is not a number", kMain, Changed(kMain, kQa, Set(7, kNan))},
+      {"an infinite scale", kMain, Changed(kMain, kQa, Set(7, kInf))},
+      {"a norm that is not a number", kMain, Changed(kMain, kNorm, Set(7, kNan))},
+  };
+}
+
+// Each ends with exit code 3 and the one line of its row.
+void CheckRefused(const std::string& test, const std::vector<Hostile>& files) {
+  const std::map<std::string, std::string> table = RowsOf("app_model_files_test: " + test);
+  CHECK(table.size() == files.size());
+  for (const Hostile& hostile : files) {
+    CAPTURE(hostile.oddity);
+    const Watchdog watchdog(hostile.oddity);
+    const LinkedModel model;
+    std::ofstream(model.Vacate(hostile.file), std::ios::binary) << hostile.bytes;
+    if (hostile.size > 0) fs::resize_file(model.Directory() + "/" + hostile.file, hostile.size);
+    const ProgramOutcome outcome = Ask(model);
+    CHECK(outcome.exit_code == 3);
+    CHECK(outcome.out.empty());
+    CHECK((kAddressSanitizer || outcome.peak_bytes < kMostMemory));
+    const std::string start = "colibri-run: " + model.Directory();
+    const size_t at = outcome.err.find(start);
+    REQUIRE_MESSAGE(at != std::string::npos, outcome.err);
+    std::string said = outcome.err.substr(at + start.size());
+    said.erase(0, said.find_first_not_of("/: "));
+    const auto row = table.find(hostile.oddity);
+    const bool fits = row != table.end() && Fits(said, row->second + "\n");
+    CHECK_MESSAGE(fits, "| " << hostile.oddity << " | " << said);
+  }
+}
+
+TEST_CASE("a malformed shard is refused by name in one line") {
+  CheckRefused("a malformed shard is refused by name in one line", HostileShards());
+}
+
+TEST_CASE("a malformed config or tokenizer is refused by name in one line") {
+  CheckRefused("a malformed config or tokenizer is refused by name in one line", HostileJson());
+}
+
+TEST_CASE("tensors that do not fit the config or each other are refused by name in one line") {
+  CheckRefused("tensors that do not fit the config or each other are refused by name in one line",
+               HostileTensors());
+}
+
+// A shard beside the model's own: a header of this length, filled up with spaces, and this data.
+// Written in pieces: what a program ever held counts as its child's peak memory.
+void AddShard(const LinkedModel& model, const std::string& header, size_t length,
+              const std::string& data) {
+  std::ofstream file(model.Vacate(kShard), std::ios::binary);
+  file << Length(length) << header;
+  for (size_t left = length - header.size(); left > 0;) {
+    const size_t now = std::min<size_t>(left, 1 << 20);
+    file << std::string(now, ' ');
+    left -= now;
+  }
+  file << data;
+}
+
+std::string Answer(const LinkedModel& model) {
+  const ProgramOutcome outcome = Ask(model);
+  CHECK_MESSAGE(outcome.exit_code == 0, outcome.err);
+  CHECK((kAddressSanitizer || outcome.peak_bytes < kMostMemory));
+  return outcome.out;
+}
+
+TEST_CASE("a header of nearly 100 MB and one of 100,000 tensors are read, the model answers") {
+  const Watchdog watchdog("large headers");
+  const std::string plain = Answer(LinkedModel());
+  REQUIRE(!plain.empty());
+  const LinkedModel padded, many;
+  AddShard(padded, R"({"t":{)" + Tensor("U8", "[4]", "[0,4]") + "}}", 99'000'000, kData);
+  CHECK(Answer(padded) == plain);
+  std::string header = "{";
+  for (int i = 0; i < 100000; ++i) {
+    header += fmt::format(R"({}"tiny.{}":{{)", i > 0 ? "," : "", i) +
+              Tensor("U8", "[1]", fmt::format("[{},{}]", i, i + 1)) + "}";
+  }
+  header += "}";
+  AddShard(many, header, header.size(), std::string(100000, 'x'));
+  CHECK(Answer(many) == plain);
+}
+
+TEST_CASE("scales of zero are numbers like others") {
+  const LinkedModel model;
+  std::ofstream(model.Vacate(kExperts), std::ios::binary) << Changed(kExperts, kUp, Set(7, 0));
+  CHECK(!Answer(model).empty());
+}
+
+// The error that the record of each line has, or "answered".
+std::vector<std::string> Said(const ProgramOutcome& outcome) {
+  std::vector<std::string> said;
+  for (const auto& row : RecordsByLine(outcome.out)) {
+    said.push_back(SaidBy(nlohmann::json::parse(row.second)));
+  }
+  return said;
+}
+
+TEST_CASE("a scale of an expert that is not a number fails the lines that use it, by name") {
+  const LinkedModel model;
+  StoredTensors tensors = DemoTensors(kExperts);
+  for (auto& tensor : tensors) {
+    if (Contains(tensor.first, "layers.3.mlp.experts") && Contains(tensor.first, "up_proj") &&
+        Contains(tensor.first, ".qs")) {
+      Set(7, std::numeric_limits<float>::quiet_NaN())(tensor.second);
+    }
+  }
+  std::ofstream(model.Vacate(kExperts), std::ios::binary) << ShardOf(tensors);
+  const ProgramOutcome outcome =
+      RunProgram("colibri-run",
+                 {"-m", model.Directory(), "--max-tokens", "2", "--slots", "1", "--ram", "200MB",
+                  "-i", "-", "--input-format", "lines"},
+                 "Hello\nThe sea\n");
+  CHECK(outcome.exit_code == 1);
+  const std::vector<std::string> said = Said(outcome);
+  REQUIRE(said.size() == 2);
+  for (const std::string& one : said) {
+    CHECK_MESSAGE(Contains(one, "are not finite in layer 3"), one);
+  }
+}
+
+TEST_CASE("a shard that shrinks while it is read fails the lines that need it, by name") {
+  const Watchdog watchdog("a shard that shrinks");
+  const LinkedModel model;
+  fs::copy_file(COLIBRI_SOURCE_DIR "/apps/demo/model/" + std::string(kExperts),
+                model.Vacate(kExperts));
+  RunningProgram program("colibri-run",
+                         {"-m", model.Directory(), "--max-tokens", "2", "--slots", "1", "--ram",
+                          "200MB", "-i", "-", "--input-format", "lines"});
+  program.Write("Hello\n");
+  CHECK(program.WaitForOutput("\"line-1\""));
+  fs::resize_file(model.Directory() + "/" + kExperts, 40960);
+  program.Write("The sea\n");
+  program.CloseInput();
+  const ProgramOutcome outcome = program.Wait();
+  CHECK(outcome.exit_code == 1);
+  const std::vector<std::string> said = Said(outcome);
+  REQUIRE(said.size() == 2);
+  CHECK(said[0] == "answered");
+  CHECK_MESSAGE(Contains(said[1], kExperts), said[1]);
 }
 
 TEST_CASE("a pipe, a folder or a device in the place of a model's JSON file is refused by name") {
