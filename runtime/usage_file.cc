@@ -75,17 +75,21 @@ class Parser {
 
 }  // namespace
 
+ExpertUsage ParseUsage(std::string_view text, const std::string& path, int32_t layers,
+                       int32_t experts) {
+  Parser parser(path, layers, experts);
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    parser.Line(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parser.Take();
+}
+
 std::optional<ExpertUsage> ReadUsage(const std::string& path, int32_t layers, int32_t experts) {
   const std::optional<std::string> text = ReadWholeFile(path);
   if (!text) return std::nullopt;
-  Parser parser(path, layers, experts);
-  std::string_view rest = *text;
-  while (!rest.empty()) {
-    const size_t end = std::min(rest.find('\n'), rest.size());
-    parser.Line(rest.substr(0, end));
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-  }
-  return parser.Take();
+  return ParseUsage(*text, path, layers, experts);
 }
 
 void WriteUsage(const std::string& path, const ExpertUsage& usage) {

@@ -32,7 +32,10 @@ struct ExpertUsage {
   }
 };
 
-// nullopt: there is no such file. Throws IoError with file, line, what was found and expected.
+// The text of such a file. Throws IoError with `path`, line, what was found and expected.
+ExpertUsage ParseUsage(std::string_view text, const std::string& path, int32_t layers,
+                       int32_t experts);
+// nullopt: there is no such file. Throws as ParseUsage.
 std::optional<ExpertUsage> ReadUsage(const std::string& path, int32_t layers, int32_t experts);
 
 // Replaces the file as a whole or not at all; counts beyond 32 bits are written as the largest.
