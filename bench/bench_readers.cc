@@ -8,7 +8,7 @@
 namespace colibri {
 
 void NotingReader::Submit(const ReadJob& job) {
-  {
+  if (!job.write) {
     const std::lock_guard lock(mutex_);
     items_->push_back(static_cast<uint32_t>(job.id));  // the cache's ids are generation and item
   }

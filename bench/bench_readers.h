@@ -18,7 +18,7 @@
 
 namespace colibri {
 
-// Passes everything on and appends the item of each job to `items`, which outlives it.
+// Passes everything on and appends the item of each read to `items`, which outlives it.
 class NotingReader final : public Reader {
  public:
   NotingReader(std::unique_ptr<Reader> reader, std::vector<uint32_t>* items)
@@ -39,7 +39,8 @@ class NotingReader final : public Reader {
 };
 
 // Every job is done as soon as its thread comes to it; destinations stay as they were (zeros at
-// first: experts that add nothing). What a run takes with it is what computing alone takes.
+// first: experts that add nothing), files too. What a run takes with it is what computing alone
+// takes.
 class InstantReader final : public Reader {
  public:
   ~InstantReader() override { Stop(); }

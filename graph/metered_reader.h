@@ -1,5 +1,5 @@
-// A reader that tells the profile when reads are in flight and when none is, and for a trace what
-// each of them was.
+// A reader that tells the profile when reads or writes are in flight and when none is, and for a
+// trace what each of them was.
 // Threads: as the reader it wraps.
 #pragma once
 
@@ -42,24 +42,29 @@ class MeteredReader final : public Reader {
  private:
   struct Traced {
     Profile::Clock::time_point start;
-    bool demand = false;
+    const char* name = "";
     uint64_t bytes = 0;
   };
 
+  static const char* TraceName(const ReadJob& job) {
+    if (job.write) return "write";
+    if (job.read_class == ReadClass::kDemand) return "demand";
+    return job.read_class == ReadClass::kAhead ? "ahead" : "prefetch";
+  }
   void Started(const ReadJob& job) {
     const std::lock_guard lock(mutex_);
     if (jobs_++ == 0) profile_.ReadsBusy(true);
     if (!profile_.Tracing()) return;
-    Traced traced{Profile::Clock::now(), job.read_class == ReadClass::kDemand, 0};
+    Traced traced{Profile::Clock::now(), TraceName(job), 0};
     for (const Extent& extent : job.extents) traced.bytes += extent.bytes;
     traced_[job.id] = traced;
   }
-  void Ended(uint64_t id, bool read) {
+  void Ended(uint64_t id, bool done) {
     const std::lock_guard lock(mutex_);
     if (--jobs_ == 0) profile_.ReadsBusy(false);
     const auto at = traced_.find(id);
     if (at == traced_.end()) return;
-    if (read) profile_.AddRead(at->second.start, at->second.demand, at->second.bytes);
+    if (done) profile_.AddRead(at->second.start, at->second.name, at->second.bytes);
     traced_.erase(at);
   }
 

@@ -66,11 +66,11 @@ void Profile::Change(int compute, int io) {
 
 void Profile::ReadsBusy(bool busy) { Change(0, busy ? 1 : -1); }
 
-void Profile::AddRead(Clock::time_point start, bool demand, uint64_t bytes) {
+void Profile::AddRead(Clock::time_point start, const char* name, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   if (reads_.size() >= kMaxEvents) return;
   const uint64_t start_ns = SinceStart(start);
-  reads_.push_back({demand, bytes, start_ns, SinceStart(Clock::now()) - start_ns});
+  reads_.push_back({name, bytes, start_ns, SinceStart(Clock::now()) - start_ns});
 }
 
 Profile::Span::Span(Profile& profile, NodeId node, uint16_t frame, uint16_t layer)
@@ -126,14 +126,13 @@ void Profile::WriteTrace(const std::string& path) const {
   // Reads overlap, so each is an async pair of its own.
   for (size_t i = 0; i < reads_.size(); ++i) {
     const ReadEvent& r = reads_[i];
-    const char* name = r.demand ? "demand" : "prefetch";
     const auto at = [&](uint64_t ns) { return static_cast<double>(ns) / 1e3; };
     fmt::print(
         file,
         ",\n{{\"name\":\"{}\",\"cat\":\"read\",\"ph\":\"b\",\"id\":{},\"pid\":1,\"ts\":{:.3f},"
         "\"args\":{{\"bytes\":{}}}}},\n"
         "{{\"name\":\"{}\",\"cat\":\"read\",\"ph\":\"e\",\"id\":{},\"pid\":1,\"ts\":{:.3f}}}",
-        name, i, at(r.start_ns), r.bytes, name, i, at(r.start_ns + r.duration_ns));
+        r.name, i, at(r.start_ns), r.bytes, r.name, i, at(r.start_ns + r.duration_ns));
   }
   fmt::print(file, "\n]}}\n");
   if (std::fclose(file) != 0) throw IoError(fmt::format("{}: writing failed", path));

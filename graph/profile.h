@@ -66,8 +66,8 @@ class Profile {
   void Start();
   // The reader has something in flight, or nothing any more.
   void ReadsBusy(bool busy);
-  // One read of `bytes` from `start` to now; for the trace.
-  void AddRead(Clock::time_point start, bool demand, uint64_t bytes);
+  // One read or write of `bytes` from `start` to now, under a name that stays valid; for the trace.
+  void AddRead(Clock::time_point start, const char* name, uint64_t bytes);
   // Keeps spans for WriteTrace, at most kMaxEvents of them.
   void EnableTrace() { trace_ = true; }
   bool Tracing() const { return trace_; }
@@ -89,7 +89,7 @@ class Profile {
     uint64_t start_ns, duration_ns;
   };
   struct ReadEvent {
-    bool demand;
+    const char* name;
     uint64_t bytes, start_ns, duration_ns;
   };
   void Change(int compute, int io);

@@ -94,7 +94,10 @@ struct ExpertCache::Impl {
 
   void Done(uint64_t id, const ReadResult& result);  // I/O thread, without the lock
   Class& ClassOf(uint32_t item) { return classes[items[item].slot_class]; }
-  uint64_t ReadId(uint32_t item) const { return uint64_t{entries[item].generation} << 32 | item; }
+  // Below 2^56: of the generation, which tells late answers, the low 24 bits will do.
+  uint64_t ReadId(uint32_t item) const {
+    return uint64_t{entries[item].generation & 0xffffff} << 32 | item;
+  }
 
   const std::vector<CacheItem> items;
   SlotPool& pool;

@@ -120,8 +120,9 @@ class PreadReader final : public Reader {
       }
       const Segment& segment = *turn.segment;
       const int fd = segment.direct ? files_.DirectFd(segment.file) : files_.Fd(segment.file);
-      const ssize_t got =
-          pread(fd, segment.into, segment.bytes, static_cast<off_t>(segment.offset));
+      const auto offset = static_cast<off_t>(segment.offset);
+      const ssize_t got = segment.write ? pwrite(fd, segment.memory, segment.bytes, offset)
+                                        : pread(fd, segment.memory, segment.bytes, offset);
       const bool ended =
           scheduler_.Complete(segment.index, segment.generation, got < 0 ? -errno : got);
       Change();

@@ -1,5 +1,5 @@
-// Reads with a pool of blocking pread threads: what runs where io_uring is not to be had.
-// Threads: 8 readers and one for the callbacks, between Start and Stop.
+// Reads and writes with a pool of blocking pread threads: what runs where io_uring is not to be
+// had. Threads: 8 readers and one for the callbacks, between Start and Stop.
 #pragma once
 
 #include <memory>

@@ -61,6 +61,9 @@ void ReadScheduler::Submit(const ReadJob& job) {
   for (const Extent& extent : job.extents) {
     COLIBRI_CHECK(extent.file < files_.Count());
     COLIBRI_DCHECK((extent.offset | extent.bytes | extent.dest) % kIoAlign == 0);
+    // A write past the end would grow the file beyond what was reserved for it.
+    COLIBRI_CHECK(!job.write || (extent.offset <= files_.Size(extent.file) &&
+                                 extent.bytes <= files_.Size(extent.file) - extent.offset));
     // The end may lie past the file's end, the begin may not: nothing of it would be there.
     if (extent.bytes > 0 && extent.offset >= files_.Size(extent.file)) {
       ++stats_.failures;
@@ -83,10 +86,10 @@ void ReadScheduler::Submit(const ReadJob& job) {
 void ReadScheduler::Promote(uint64_t id) {
   std::lock_guard lock(mutex_);
   const auto at = jobs_.find(id);
-  if (at == jobs_.end() || !IsPrefetch(at->second)) return;
+  if (at == jobs_.end() || IsDemand(at->second)) return;
   Job& job = at->second;
   if (!Exhausted(job)) Dequeue(job);
-  prefetch_flying_ -= job.flying;
+  if (IsPrefetch(job)) prefetch_flying_ -= job.flying;
   job.job.read_class = ReadClass::kDemand;
   if (!Exhausted(job)) QueueOf(job).push_back(&job);
 }
@@ -103,7 +106,7 @@ bool ReadScheduler::Cancel(uint64_t id) {
 void ReadScheduler::CutShort(uint64_t id) {
   std::lock_guard lock(mutex_);
   const auto at = jobs_.find(id);
-  if (at == jobs_.end() || !IsPrefetch(at->second) || Exhausted(at->second)) return;
+  if (at == jobs_.end() || IsDemand(at->second) || Exhausted(at->second)) return;
   Abandon(at->second, {ECANCELED, 0, 0});
   FinishIfOver(at->second);
 }
@@ -122,7 +125,7 @@ void ReadScheduler::Dequeue(Job& job) {
 
 ReadScheduler::Turn ReadScheduler::TryNext() {
   std::lock_guard lock(mutex_);
-  for (const ReadClass read_class : {ReadClass::kDemand, ReadClass::kPrefetch}) {
+  for (const ReadClass read_class : {ReadClass::kDemand, ReadClass::kAhead, ReadClass::kPrefetch}) {
     if (read_class == ReadClass::kPrefetch && prefetch_flying_ >= prefetch_depth_) break;
     const auto again = std::find_if(again_.begin(), again_.end(), [&](uint32_t index) {
       return records_[index].job->job.read_class == read_class;
@@ -165,7 +168,7 @@ uint32_t ReadScheduler::Cut(Job& job) {
   record.wanted = NextWanted(job);
   record.bytes = AlignUp(record.wanted);
   record.seen = record.offset;
-  record.into = job.job.destination + extent.dest + job.cut;
+  record.memory = job.job.destination + extent.dest + job.cut;
   job.cut += record.bytes;
   job.sent = true;
   ++job.out;
@@ -183,9 +186,14 @@ Segment ReadScheduler::Send(uint32_t index, uint64_t now) {
   if (IsPrefetch(*record.job)) ++prefetch_flying_;
   if (flying_++ == 0) busy_since_ = now;
   bucket_.Take(record.bytes);
-  return {index,         record.generation, record.file,
-          record.direct, record.offset,     static_cast<uint32_t>(record.bytes),
-          record.into};
+  return {index,
+          record.generation,
+          record.file,
+          record.direct,
+          record.job->job.write,
+          record.offset,
+          static_cast<uint32_t>(record.bytes),
+          record.memory};
 }
 
 bool ReadScheduler::Complete(uint32_t index, uint32_t generation, int64_t received) {
@@ -200,7 +208,8 @@ bool ReadScheduler::Complete(uint32_t index, uint32_t generation, int64_t receiv
   const uint64_t arrived = static_cast<uint64_t>(std::max<int64_t>(received, 0));
   bucket_.GiveBack(record.bytes - std::min(record.bytes, arrived));
 
-  const ReadResult here{received < 0 ? static_cast<int>(-received) : ENODATA, record.file,
+  const int ended_early = job.job.write ? EIO : ENODATA;
+  const ReadResult here{received < 0 ? static_cast<int>(-received) : ended_early, record.file,
                         record.offset + arrived};
   const Answer answer = Judge(record, received);
   if (answer == Answer::kAgain && job.result.error == 0) {
@@ -212,6 +221,12 @@ bool ReadScheduler::Complete(uint32_t index, uint32_t generation, int64_t receiv
   if (answer == Answer::kFailed) Abandon(job, here);
   FinishIfOver(job);
   return !finished_.empty();
+}
+
+uint64_t& ReadScheduler::BytesOf(const Job& job) {
+  if (job.job.write) return stats_.written_bytes;
+  if (IsDemand(job)) return stats_.demand_bytes;
+  return IsPrefetch(job) ? stats_.prefetch_bytes : stats_.ahead_bytes;
 }
 
 ReadScheduler::Answer ReadScheduler::Judge(Record& record, int64_t received) {
@@ -226,21 +241,21 @@ ReadScheduler::Answer ReadScheduler::Judge(Record& record, int64_t received) {
     return Answer::kFailed;
   }
   const uint64_t arrived = static_cast<uint64_t>(received);
-  uint64_t& counted = IsPrefetch(*record.job) ? stats_.prefetch_bytes : stats_.demand_bytes;
+  uint64_t& counted = BytesOf(*record.job);
   if (arrived >= record.wanted) {
     counted += arrived;
     record.job->arrived += arrived;
     return Answer::kDone;
   }
-  // Nothing beyond what an earlier try brought: the file has shrunk since it was opened. (A short
-  // read inside a page repeats that page, so "0 bytes" alone would not end.)
+  // Nothing beyond what an earlier try brought: the file has shrunk since it was opened, or takes
+  // no more. (A short answer inside a page repeats that page, so "0 bytes" alone would not end.)
   if (record.offset + arrived <= record.seen) return Answer::kFailed;
   const uint64_t advance = AlignDown(arrived);
   counted += advance;
   record.job->arrived += advance;
   record.seen = record.offset + arrived;
   record.offset += advance;
-  record.into += advance;
+  record.memory += advance;
   record.bytes -= advance;
   record.wanted -= advance;
   record.stalls = 0;

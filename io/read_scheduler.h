@@ -1,7 +1,7 @@
-// Which bytes are read next, and what an answer of the kernel means: jobs in two classes, cut into
-// segments, promoted, cancelled, counted, throttled. Issues no read itself and owns no thread; each
-// backend takes segments with TryNext, reads them, and hands the result to Complete, so that short
-// reads, retries and errors are treated in one place.
+// Which bytes are read or written next, and what an answer of the kernel means: jobs in three
+// classes, cut into segments, promoted, cancelled, counted, throttled. Issues nothing itself and
+// owns no thread; each backend takes segments with TryNext, reads or writes them, and hands the
+// result to Complete, so that short answers, retries and errors are treated in one place.
 // Threads: every function from any thread (one mutex inside; nothing is called under it).
 #pragma once
 
@@ -26,15 +26,16 @@ namespace colibri {
 inline constexpr uint64_t kSegmentBytes = uint64_t{1} << 20;
 
 // One read to be issued now: `bytes` bytes from `offset` of `file` (the direct descriptor or the
-// buffered one) to `into`. All multiples of kIoAlign.
+// buffered one) to `memory`; or one write the other way. All multiples of kIoAlign.
 struct Segment {
   uint32_t index = 0;  // of its record: below ReadScheduler::Depth()
   uint32_t generation = 0;
   uint32_t file = 0;
   bool direct = false;
+  bool write = false;
   uint64_t offset = 0;
   uint32_t bytes = 0;
-  std::byte* into = nullptr;
+  std::byte* memory = nullptr;
 };
 
 struct FinishedRead {
@@ -58,8 +59,8 @@ class ReadScheduler {
   void CutShort(uint64_t id);
   ReaderStats Stats() const;
 
-  // The next segment: demand before prefetch, first come first served within a class, a segment
-  // that has to be read again before new ones. Without one, wait_ns says when the throttle lets
+  // The next segment: demand, ahead, prefetch; first come first served within a class, a segment
+  // that has to go again before new ones. Without one, wait_ns says when the throttle lets
   // the next go; 0: ask again after the next Submit, Promote or Complete.
   struct Turn {
     std::optional<Segment> segment;
@@ -67,7 +68,7 @@ class ReadScheduler {
   };
   Turn TryNext();
 
-  // The answer to a segment: bytes received or −errno. An answer to a segment that is not out
+  // The answer to a segment: bytes moved or −errno. An answer to a segment that is not out
   // (wrong generation) is ignored. True: TakeFinished() has something.
   bool Complete(uint32_t index, uint32_t generation, int64_t received);
 
@@ -86,7 +87,7 @@ class ReadScheduler {
     ReadJob job;
     size_t extent = 0;    // cursor of the next cut
     uint64_t cut = 0;     // bytes of that extent cut so far
-    uint32_t out = 0;     // records in use: in flight or waiting to be read again
+    uint32_t out = 0;     // records in use: in flight or waiting to go again
     uint32_t flying = 0;  // of those, in flight
     uint64_t arrived = 0;
     bool sent = false;  // a segment was handed out: too late to cancel
@@ -103,12 +104,14 @@ class ReadScheduler {
     uint64_t offset = 0;
     uint64_t bytes = 0;
     uint64_t wanted = 0;
-    uint64_t seen = 0;  // file offset up to which bytes have arrived
-    std::byte* into = nullptr;
+    uint64_t seen = 0;  // file offset up to which bytes have arrived or were taken
+    std::byte* memory = nullptr;
   };
   enum class Answer : uint8_t { kDone, kAgain, kFailed };
 
+  static bool IsDemand(const Job& job) { return job.job.read_class == ReadClass::kDemand; }
   static bool IsPrefetch(const Job& job) { return job.job.read_class == ReadClass::kPrefetch; }
+  uint64_t& BytesOf(const Job& job);
   uint64_t Wanted(const Extent& extent) const;
   void SkipFinishedExtents(Job& job) const;
   bool Exhausted(const Job& job) const { return job.extent == job.job.extents.size(); }
@@ -130,10 +133,10 @@ class ReadScheduler {
 
   mutable std::mutex mutex_;  // guards everything below
   std::unordered_map<uint64_t, Job> jobs_;
-  std::array<std::deque<Job*>, 2> queues_;  // jobs with segments to cut, by class
+  std::array<std::deque<Job*>, kReadClasses> queues_;  // jobs with segments to cut, by class
   std::vector<Record> records_;
   std::vector<uint32_t> free_records_;
-  std::vector<uint32_t> again_;  // records to be read again, oldest first
+  std::vector<uint32_t> again_;  // records that go again, oldest first
   std::vector<FinishedRead> finished_;
   uint32_t flying_ = 0;
   uint32_t prefetch_flying_ = 0;

@@ -1,6 +1,5 @@
-// Reads with io_uring: one thread of its own alone touches the ring, issues what the scheduler
-// gives and runs the callbacks.
-// Threads: the one I/O thread, from construction to Stop.
+// Reads and writes with io_uring: one thread of its own alone touches the ring, issues what the
+// scheduler gives and runs the callbacks. Threads: the one I/O thread, from construction to Stop.
 #pragma once
 
 #include <memory>

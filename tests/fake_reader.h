@@ -1,12 +1,14 @@
 // A Reader that a test scripts: it records what is submitted and completes it when, in the order
-// and with the error the test says. Bytes come from files or are made up from file and offset.
-// Threads: any; a callback runs on the thread that calls Complete or Stop.
+// and with the error the test says. Bytes come from files, or are made up from file and offset
+// where the test has written none. Threads: any; a callback runs on the thread that calls Complete
+// or Stop.
 #pragma once
 
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -15,6 +17,7 @@
 #include "io/check.h"
 #include "io/file.h"
 #include "io/reader.h"
+#include "tests/job_bytes.h"
 
 namespace colibri {
 
@@ -28,8 +31,8 @@ class FakeReader final : public Reader {
     bool cut = false;  // CutShort
   };
 
-  // With `files`, destinations get the files' bytes (what lies past a file's end stays as it was);
-  // without, SyntheticByte.
+  // With `files`, destinations get the files' bytes (what lies past a file's end stays as it was)
+  // and writes go there; without, destinations get what was written before, else SyntheticByte.
   explicit FakeReader(const FileTable* files = nullptr) : files_(files) {}
 
   static std::byte SyntheticByte(uint32_t file, uint64_t offset) {
@@ -96,7 +99,7 @@ class FakeReader final : public Reader {
     }
   }
 
-  // Ends a pending job: copies its bytes (error 0) and runs the callback on this thread.
+  // Ends a pending job: moves its bytes (error 0) and runs the callback on this thread.
   void Complete(uint64_t id, int error = 0) {
     Pending over;
     {
@@ -107,7 +110,7 @@ class FakeReader final : public Reader {
       over = *at;
       pending_.erase(at);
     }
-    if (error == 0) Fill(over.job);
+    if (error == 0) Move(over.job);
     const Extent where = over.job.extents.empty() ? Extent{} : over.job.extents.front();
     Answer(id, {error, error == 0 ? 0 : where.file, error == 0 ? 0 : where.offset});
   }
@@ -124,18 +127,25 @@ class FakeReader final : public Reader {
   void Answer(uint64_t id, const ReadResult& result) { done_(id, result); }
 
  private:
-  void Fill(const ReadJob& job) const {
+  void Move(const ReadJob& job) {
+    if (files_ != nullptr) {
+      MoveJobBytes(*files_, job);
+      return;
+    }
+    std::lock_guard lock(mutex_);
     for (const Extent& extent : job.extents) {
-      std::byte* into = job.destination + extent.dest;
-      if (files_ != nullptr) {
-        const uint64_t size = files_->Size(extent.file);
-        COLIBRI_CHECK(extent.offset < size);
-        const uint64_t bytes = std::min(extent.bytes, size - extent.offset);
-        files_->ReadExact(extent.file, extent.offset, {into, bytes});
-        continue;
-      }
-      for (uint64_t i = 0; i < extent.bytes; ++i) {
-        into[i] = SyntheticByte(extent.file, extent.offset + i);
+      for (uint64_t at = 0; at < extent.bytes; at += kIoAlign) {
+        std::byte* page = job.destination + extent.dest + at;
+        const std::pair place{extent.file, extent.offset + at};
+        if (job.write) {
+          written_[place].assign(page, page + kIoAlign);
+        } else if (const auto found = written_.find(place); found != written_.end()) {
+          std::copy(found->second.begin(), found->second.end(), page);
+        } else {
+          for (uint64_t i = 0; i < std::min(kIoAlign, extent.bytes - at); ++i) {
+            page[i] = SyntheticByte(extent.file, extent.offset + at + i);
+          }
+        }
       }
     }
   }
@@ -145,6 +155,7 @@ class FakeReader final : public Reader {
   mutable std::mutex mutex_;
   std::vector<Pending> pending_;
   size_t submissions_ = 0;
+  std::map<std::pair<uint32_t, uint64_t>, std::vector<std::byte>> written_;  // pages, without files
 };
 
 }  // namespace colibri

@@ -1,4 +1,5 @@
 // ReadScheduler alone: order, cutting, caps, what answers of the kernel mean, throttle, closing.
+// Length: one class and one Setup; a test of writes wants to stand beside that of reads.
 #include "io/read_scheduler.h"
 
 #include <doctest/doctest.h>
@@ -31,6 +32,9 @@ struct Setup {
 
   ReadJob Job(uint64_t id, ReadClass read_class, const std::vector<Extent>& extents) {
     return {id, read_class, Base(), extents};
+  }
+  ReadJob Write(uint64_t id, ReadClass read_class, const std::vector<Extent>& extents) {
+    return {id, read_class, Base(), extents, true};
   }
   std::byte* Base() { return memory.data(); }
 
@@ -75,7 +79,7 @@ TEST_CASE("an extent is cut into aligned segments that cover it exactly, in orde
     const Segment segment = setup.Next();
     CHECK(segment.offset == want.offset);
     CHECK(segment.bytes == want.bytes);
-    CHECK(segment.into == setup.Base() + want.dest);
+    CHECK(segment.memory == setup.Base() + want.dest);
     segments.push_back(segment);
   }
   CHECK(setup.Nothing());
@@ -109,7 +113,7 @@ TEST_CASE("a demand is sent whole while only the prefetch segments in flight are
   for (int i = 0; i < 3; ++i) setup.Next();
   CHECK(setup.Nothing());
   setup.scheduler.Submit(setup.Job(2, ReadClass::kDemand, b));
-  for (uint64_t i = 0; i < 5; ++i) CHECK(setup.Next().into == setup.Base() + (8 + i) * kMiB);
+  for (uint64_t i = 0; i < 5; ++i) CHECK(setup.Next().memory == setup.Base() + (8 + i) * kMiB);
 }
 
 TEST_CASE("jobs submitted in file order are read at ascending offsets") {
@@ -189,6 +193,164 @@ TEST_CASE("a promoted prefetch that was queued behind others overtakes them") {
   CHECK(setup.Next().offset == 4 * kMiB);
 }
 
+TEST_CASE("what is needed ahead goes after demands and before prefetches") {
+  Setup setup;
+  const std::vector<Extent> prefetch = {{0, 0, kMiB, 0}}, ahead = {{0, kMiB, 2 * kMiB, 0}},
+                            demand = {{0, 4 * kMiB, kMiB, 0}};
+  setup.scheduler.Submit(setup.Job(1, ReadClass::kPrefetch, prefetch));
+  setup.scheduler.Submit(setup.Job(2, ReadClass::kAhead, ahead));
+  CHECK(setup.Next().offset == kMiB);
+  setup.scheduler.Submit(setup.Job(3, ReadClass::kDemand, demand));
+  CHECK(setup.Next().offset == 4 * kMiB);
+  CHECK(setup.Next().offset == 2 * kMiB);
+  CHECK(setup.Next().offset == 0);
+  CHECK(setup.Nothing());
+}
+
+TEST_CASE("what is needed ahead has the whole depth and leaves prefetches theirs") {
+  Setup setup({.depth = 6, .prefetch_depth = 2});
+  const std::vector<Extent> a = {{0, 0, 4 * kMiB, 0}}, b = {{0, 4 * kMiB, 4 * kMiB, 0}};
+  setup.scheduler.Submit(setup.Job(1, ReadClass::kAhead, a));
+  setup.scheduler.Submit(setup.Job(2, ReadClass::kPrefetch, b));
+  for (uint64_t i = 0; i < 6; ++i) CHECK(setup.Next().offset == i * kMiB);
+  CHECK(setup.Nothing());
+}
+
+TEST_CASE("what is needed ahead is promoted to a demand, and prefetches keep their count") {
+  Setup setup({.depth = 8, .prefetch_depth = 1});
+  const std::vector<Extent> a = {{0, 0, kMiB, 0}}, b = {{0, kMiB, 2 * kMiB, 0}},
+                            c = {{0, 4 * kMiB, 2 * kMiB, 0}};
+  setup.scheduler.Submit(setup.Job(1, ReadClass::kAhead, a));
+  setup.scheduler.Submit(setup.Job(2, ReadClass::kAhead, b));
+  setup.scheduler.Submit(setup.Job(3, ReadClass::kPrefetch, c));
+  setup.scheduler.Promote(2);
+  const Segment first = setup.Next();
+  CHECK(first.offset == kMiB);
+  setup.scheduler.Promote(2);
+  CHECK(setup.Next().offset == 2 * kMiB);
+  CHECK(setup.Next().offset == 0);
+  setup.scheduler.Promote(1);
+  CHECK(setup.Next().offset == 4 * kMiB);
+  CHECK(setup.Nothing());
+  setup.AnswerFully(first);
+  CHECK(setup.scheduler.Stats().demand_bytes == kMiB);
+  CHECK(setup.Nothing());
+}
+
+TEST_CASE("what is needed ahead can be cancelled, or cut short once it was sent") {
+  Setup setup;
+  const std::vector<Extent> a = {{0, 0, 2 * kMiB, 0}};
+  setup.scheduler.Submit(setup.Job(1, ReadClass::kAhead, a));
+  setup.scheduler.Submit(setup.Job(2, ReadClass::kAhead, a));
+  CHECK(setup.scheduler.Cancel(1));
+  const Segment first = setup.Next();
+  CHECK_FALSE(setup.scheduler.Cancel(2));
+  setup.scheduler.CutShort(2);
+  CHECK(setup.Nothing());
+  setup.AnswerFully(first);
+  CHECK(setup.Finished().result.error == ECANCELED);
+  CHECK(setup.scheduler.Stats().ahead_bytes == kMiB);
+  CHECK(setup.scheduler.Stats().demand_bytes + setup.scheduler.Stats().prefetch_bytes == 0);
+}
+
+TEST_CASE("a write is cut like a read, keeps to its class and is counted apart") {
+  Setup setup;
+  const std::vector<Extent> a = {{0, 4096, kMiB + 8192, 8192}}, b = {{0, 4 * kMiB, kMiB, 0}};
+  setup.scheduler.Submit(setup.Write(1, ReadClass::kAhead, a));
+  setup.scheduler.Submit(setup.Job(2, ReadClass::kDemand, b));
+  const Segment read = setup.Next(), first = setup.Next(), second = setup.Next();
+  CHECK_FALSE(read.write);
+  CHECK(first.write);
+  CHECK(first.offset == 4096);
+  CHECK(first.bytes == kMiB);
+  CHECK(first.memory == setup.Base() + 8192);
+  CHECK(second.write);
+  CHECK(second.bytes == 8192);
+  setup.AnswerFully(first);
+  setup.AnswerFully(second);
+  CHECK(setup.Finished().result.bytes == kMiB + 8192);
+  const ReaderStats stats = setup.scheduler.Stats();
+  CHECK(stats.written_bytes == kMiB + 8192);
+  CHECK(stats.ahead_bytes == 0);
+}
+
+TEST_CASE("a short write goes on from the last aligned byte") {
+  Setup setup;
+  const std::vector<Extent> a = {{0, 0, kMiB, 0}};
+  setup.scheduler.Submit(setup.Write(1, ReadClass::kDemand, a));
+  setup.Answer(setup.Next(), 2 * 4096 + 100);
+  const Segment rest = setup.Next();
+  CHECK(rest.write);
+  CHECK(rest.offset == 2 * 4096);
+  CHECK(rest.memory == setup.Base() + 2 * 4096);
+  CHECK(rest.bytes == kMiB - 2 * 4096);
+  setup.Answer(rest, -EINTR);
+  setup.Answer(setup.Next(), -EAGAIN);
+  setup.AnswerFully(setup.Next());
+  CHECK(setup.Finished().result.error == 0);
+  CHECK(setup.scheduler.Stats().written_bytes == kMiB);
+}
+
+TEST_CASE("a write that fails, or of which nothing more is taken, ends with error and place") {
+  Setup setup;
+  const std::vector<Extent> a = {{0, 4096, kMiB, 0}};
+  setup.scheduler.Submit(setup.Write(1, ReadClass::kDemand, a));
+  SUBCASE("nothing taken") {
+    setup.Answer(setup.Next(), 0);
+    const ReadResult result = setup.Finished().result;
+    CHECK(result.error == EIO);
+    CHECK(result.offset == 4096);
+  }
+  SUBCASE("the same bytes of a page taken twice") {
+    setup.Answer(setup.Next(), 4096 + 10);
+    setup.Answer(setup.Next(), 10);
+    const ReadResult result = setup.Finished().result;
+    CHECK(result.error == EIO);
+    CHECK(result.offset == 2 * 4096 + 10);
+  }
+  SUBCASE("a full drive, after a first part") {
+    setup.Answer(setup.Next(), 8192);
+    setup.Answer(setup.Next(), -ENOSPC);
+    const ReadResult result = setup.Finished().result;
+    CHECK(result.error == ENOSPC);
+    CHECK(result.file == 0);
+    CHECK(result.offset == 4096 + 8192);
+    CHECK(result.bytes == 8192);
+  }
+  SUBCASE("a drive that fails") {
+    setup.Answer(setup.Next(), -EIO);
+    CHECK(setup.Finished().result.error == EIO);
+  }
+  CHECK(setup.scheduler.Empty());
+  CHECK(setup.scheduler.Stats().failures == 1);
+}
+
+TEST_CASE("EINVAL of a direct write makes the file buffered and the segment is written again") {
+  Setup setup;
+  if (!setup.files.EnableDirect().empty()) return;  // a file system without direct reads
+  const std::vector<Extent> a = {{0, 0, kMiB, 0}};
+  setup.scheduler.Submit(setup.Write(1, ReadClass::kDemand, a));
+  const Segment direct = setup.Next();
+  CHECK(direct.direct);
+  setup.Answer(direct, -EINVAL);
+  const Segment again = setup.Next();
+  CHECK_FALSE(again.direct);
+  CHECK(again.write);
+  CHECK(again.bytes == kMiB);
+  setup.AnswerFully(again);
+  CHECK(setup.Finished().result.error == 0);
+}
+
+TEST_CASE("the throttle counts what is written") {
+  Setup setup({.bytes_per_second = kMiB});
+  const std::vector<Extent> a = {{0, 0, 2 * kMiB, 0}};
+  setup.scheduler.Submit(setup.Write(1, ReadClass::kDemand, a));
+  setup.AnswerFully(setup.Next());  // the burst
+  const uint64_t wait_ns = setup.scheduler.TryNext().wait_ns;
+  CHECK(wait_ns > 999'000'000);
+  CHECK(wait_ns < 1'001'000'000);
+}
+
 TEST_CASE("a prefetch cut short sends nothing more and ends with what is in flight") {
   Setup setup;
   const std::vector<Extent> a = {{0, 0, 3 * kMiB, 0}};
@@ -245,7 +407,7 @@ TEST_CASE("a short read goes on from the last aligned byte") {
   setup.Answer(setup.Next(), 3 * 4096 + 17);
   const Segment rest = setup.Next();
   CHECK(rest.offset == 3 * 4096);
-  CHECK(rest.into == setup.Base() + 3 * 4096);
+  CHECK(rest.memory == setup.Base() + 3 * 4096);
   CHECK(rest.bytes == kMiB - 3 * 4096);
   setup.AnswerFully(rest);
   CHECK(setup.Finished().result.error == 0);

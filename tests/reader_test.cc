@@ -443,6 +443,30 @@ TEST_CASE("statistics tell the classes apart and count what arrived") {
   });
 }
 
+TEST_CASE(
+    "the scripted reader without files reads back what was written, and fails as it is told") {
+  FakeReader reader;
+  Answers answers;
+  reader.Start(answers.Callback());
+  std::vector<std::byte> from(8192, std::byte{7}), to(3 * 4096);
+  const std::vector<Extent> pages = {{4, 4096, 8192, 0}}, around = {{4, 0, 3 * 4096, 0}};
+  reader.Submit({1, ReadClass::kAhead, from.data(), pages, true});
+  reader.Complete(1);
+  reader.Submit({2, ReadClass::kDemand, to.data(), around});
+  reader.Complete(2);
+  CHECK(to[100] == FakeReader::SyntheticByte(4, 100));
+  CHECK(std::equal(from.begin(), from.end(), to.begin() + 4096));
+  from[0] = std::byte{8};
+  reader.Submit({3, ReadClass::kDemand, from.data(), pages, true});
+  reader.Complete(3, ENOSPC);
+  CHECK(answers.Of(3).error == ENOSPC);
+  CHECK(answers.Of(3).file == 4);
+  CHECK(answers.Of(3).offset == 4096);
+  reader.Submit({4, ReadClass::kDemand, to.data(), around});
+  reader.Complete(4);
+  CHECK(to[4096] == std::byte{7});
+}
+
 TEST_CASE("a reader of which nothing is wanted sleeps") {
   for (const IoBackend backend : {IoBackend::kUring, IoBackend::kPread}) {
     Shards shards({});

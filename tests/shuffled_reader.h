@@ -1,5 +1,5 @@
 // A Reader whose reads end in random order, after random pauses, and fail when the test says so.
-// Bytes come from the files. Threads: one of its own, on which every callback runs.
+// Bytes come from the files and go there. Threads: one of its own, on which every callback runs.
 #pragma once
 
 #include <algorithm>
@@ -17,6 +17,7 @@
 
 #include "io/file.h"
 #include "io/reader.h"
+#include "tests/job_bytes.h"
 
 namespace colibri {
 
@@ -77,14 +78,8 @@ class ShuffledReader final : public Reader {
       }
       const Extent& first = job.extents.front();
       const int error = stopping ? ECANCELED : fault_ ? fault_(job) : 0;
-      if (error == 0) Fill(job);
+      if (error == 0) MoveJobBytes(files_, job);
       done_(job.id, {error, first.file, first.offset});
-    }
-  }
-  void Fill(const ReadJob& job) const {
-    for (const Extent& e : job.extents) {
-      const uint64_t end = std::min(e.offset + e.bytes, files_.Size(e.file));
-      files_.ReadExact(e.file, e.offset, {job.destination + e.dest, end - e.offset});
     }
   }
 
