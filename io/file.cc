@@ -4,11 +4,13 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -29,9 +31,9 @@ bool RaiseOpenFileLimit() {
 
 // -1 and errno on failure. A model of 150 shards, opened twice, passes a soft limit of 256 (some
 // desktops) and comes near 1,024.
-int OpenForReading(const std::string& path, int flags) {
+int Open(const std::string& path, int flags) {
   for (bool raised = false;;) {
-    const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | flags);
+    const int fd = open(path.c_str(), O_CLOEXEC | flags, S_IRUSR | S_IWUSR);
     if (fd >= 0 || errno == EINTR) {
       if (fd >= 0) return fd;
     } else if (errno == EMFILE && !raised) {
@@ -60,13 +62,50 @@ bool DirectAlignmentFits([[maybe_unused]] int fd) {
 #endif
 }
 
+// -1 and errno on failure.
+int OpenNameless(const std::string& directory) {
+  // O_EXCL: it can never be given a name either.
+  const int fd = Open(directory, O_TMPFILE | O_EXCL | O_RDWR);
+  if (fd >= 0) return fd;
+  // Whatever the reason, not a list of errnos: file systems without O_TMPFILE differ in theirs.
+  std::string name = directory + "/colibri-scratch-XXXXXX";
+  const int named = mkostemp(name.data(), O_CLOEXEC);
+  if (named < 0 || unlink(name.c_str()) == 0) return named;
+  const int error = errno;
+  close(named);
+  errno = error;
+  return -1;
+}
+
+// 0 or an errno. Asks what is free first: a file system may fill the drive before it finds out.
+int Reserve(int fd, uint64_t bytes, uint64_t* free) {
+  struct statvfs info {};
+  if (fstatvfs(fd, &info) == 0 && info.f_blocks > 0) {
+    *free = uint64_t{info.f_bavail} * info.f_frsize;
+    if (bytes > *free) return ENOSPC;
+  }
+  int result = 0;
+  do {
+    result = fallocate(fd, 0, 0, static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) return 0;
+  // Not posix_fallocate, which would write every block where the file system cannot reserve.
+  if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
+  return ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+}
+
 }  // namespace
 
 struct FileTable::Entry {
-  Entry(std::string path_in, int fd_in, uint64_t size_in, dev_t device_in)
-      : path(std::move(path_in)), fd(fd_in), size(size_in), device(device_in) {}
+  Entry(std::string path_in, int fd_in, uint64_t size_in, dev_t device_in, bool scratch_in = false)
+      : path(std::move(path_in)),
+        scratch(scratch_in),
+        fd(fd_in),
+        size(size_in),
+        device(device_in) {}
   Entry(Entry&& other) noexcept
       : path(std::move(other.path)),
+        scratch(other.scratch),
         fd(std::exchange(other.fd, -1)),
         direct_fd(std::exchange(other.direct_fd, -1)),
         use_direct(other.use_direct.load(std::memory_order_relaxed)),
@@ -79,6 +118,7 @@ struct FileTable::Entry {
   }
 
   std::string path;
+  bool scratch = false;
   int fd = -1;
   int direct_fd = -1;
   // Relaxed: a reader that sees the old value gets EINVAL once more and asks again.
@@ -102,7 +142,7 @@ uint32_t FileTable::Add(const std::string& path) {
   if (!S_ISREG(info.st_mode)) {
     throw IoError(fmt::format("cannot open {}: not a regular file", path));
   }
-  const int fd = OpenForReading(path, 0);
+  const int fd = Open(path, O_RDONLY);
   if (fd < 0) fail(errno);
   if (fstat(fd, &info) != 0) {
     const int error = errno;
@@ -113,21 +153,51 @@ uint32_t FileTable::Add(const std::string& path) {
   return static_cast<uint32_t>(entries_.size() - 1);
 }
 
+uint32_t FileTable::AddScratch(const std::string& directory, uint64_t bytes) {
+  const int fd = OpenNameless(directory);
+  if (fd < 0) {
+    throw IoError(
+        fmt::format("cannot make a scratch file in {}: {}", directory, std::strerror(errno)));
+  }
+  // No file system holds 2^62 bytes, and sums of them do not overflow.
+  const uint64_t size =
+      (std::clamp<uint64_t>(bytes, 1, uint64_t{1} << 62) + kIoAlign - 1) / kIoAlign * kIoAlign;
+  struct stat info {};
+  uint64_t free = 0;
+  int error = fstat(fd, &info) == 0 ? 0 : errno;
+  if (error == 0) error = Reserve(fd, size, &free);
+  if (error != 0) {
+    close(fd);
+    throw IoError(fmt::format("no room for a scratch file in {}: {} bytes wanted, {} free: {}",
+                              directory, bytes, free, std::strerror(error)));
+  }
+  entries_.emplace_back("scratch file in " + directory, fd, size, info.st_dev, true);
+  if (direct_) OpenDirect(entries_.back());
+  return static_cast<uint32_t>(entries_.size() - 1);
+}
+
+int FileTable::OpenDirect(Entry& entry) {
+  // A file without a name is reached through its descriptor.
+  const int fd = entry.scratch ? Open(fmt::format("/proc/self/fd/{}", entry.fd), O_RDWR | O_DIRECT)
+                               : Open(entry.path, O_RDONLY | O_DIRECT);
+  if (fd < 0) return errno;
+  if (!DirectAlignmentFits(fd)) {
+    close(fd);
+    return EINVAL;
+  }
+  entry.direct_fd = fd;
+  entry.use_direct = true;
+  return 0;
+}
+
 std::string FileTable::EnableDirect() {
+  direct_ = true;
   std::string report;
   std::set<dev_t> reported;
   for (Entry& entry : entries_) {
     if (entry.direct_fd >= 0) continue;
-    const int fd = OpenForReading(entry.path, O_DIRECT);
-    int error = fd < 0 ? errno : 0;
-    if (fd >= 0 && !DirectAlignmentFits(fd)) {
-      close(fd);
-      error = EINVAL;
-    }
-    if (error == 0) {
-      entry.direct_fd = fd;
-      entry.use_direct = true;
-    } else if (reported.insert(entry.device).second) {
+    const int error = OpenDirect(entry);
+    if (error != 0 && reported.insert(entry.device).second) {
       report += fmt::format("{}no direct reads of {} and its file system ({}): reading buffered",
                             report.empty() ? "" : "\n", entry.path, std::strerror(error));
     }

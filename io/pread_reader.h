@@ -8,7 +8,7 @@
 
 namespace colibri {
 
-// `files` is complete (every Add and EnableDirect done) and outlives the reader.
+// `files` is complete (every Add, AddScratch and EnableDirect done) and outlives the reader.
 std::unique_ptr<Reader> MakePreadReader(const FileTable& files, const ReaderOptions& options);
 
 }  // namespace colibri

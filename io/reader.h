@@ -101,7 +101,7 @@ enum class IoBackend : uint8_t { kAuto, kUring, kPread };
 
 // kAuto tries io_uring and falls back to pread on any failure; `note` then holds one line with the
 // reason (else it is empty). kUring throws IoError instead of falling back. `files` is complete
-// (Add, EnableDirect) and outlives the reader.
+// (Add, AddScratch, EnableDirect) and outlives the reader.
 std::unique_ptr<Reader> MakeReader(IoBackend backend, const FileTable& files,
                                    const ReaderOptions& options, std::string* note);
 

@@ -8,8 +8,9 @@
 
 namespace colibri {
 
-// `files` is complete (every Add and EnableDirect done) and outlives the reader. The ring is set up
-// and tried with one read before this returns. Throws IoError with the step that failed.
+// `files` is complete (every Add, AddScratch and EnableDirect done) and outlives the reader. The
+// ring is set up and tried with one read before this returns. Throws IoError with the step that
+// failed.
 std::unique_ptr<Reader> MakeUringReader(const FileTable& files, const ReaderOptions& options);
 
 }  // namespace colibri

@@ -3,16 +3,27 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "io/error.h"
+#include "io/reader.h"
 #include "tests/temp_dir.h"
 
 namespace colibri {
@@ -114,6 +125,126 @@ TEST_CASE("a file system that refuses direct reads is reported once and read buf
   CHECK_FALSE(files.IsDirect(0));
   CHECK_FALSE(files.IsDirect(1));
   CHECK(files.DirectFd(1) == files.Fd(1));
+}
+
+std::string ScratchErrorOf(const std::string& directory, uint64_t bytes) {
+  FileTable files;
+  try {
+    files.AddScratch(directory, bytes);
+  } catch (const IoError& error) {
+    CHECK(files.Count() == 0);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST_CASE("a scratch file leaves no name, has its size at once and keeps what is written") {
+  TempDir dir;
+  FileTable files;
+  files.Add(dir.Write("a", "hello"));
+  CHECK(files.AddScratch(dir.Path(""), 3 * kIoAlign) == 1);
+  CHECK(files.AddScratch(dir.Path(""), 2 * kIoAlign + 1) == 2);
+  CHECK(files.Path(1) == "scratch file in " + dir.Path(""));
+  CHECK(files.Size(1) == 3 * kIoAlign);
+  CHECK(files.Size(2) == 3 * kIoAlign);
+  const std::filesystem::directory_iterator names(dir.Path(""));
+  CHECK(std::distance(begin(names), end(names)) == 1);
+  struct stat info {};
+  REQUIRE(fstat(files.Fd(1), &info) == 0);
+  CHECK(info.st_nlink == 0);
+  CHECK(static_cast<uint64_t>(info.st_size) == 3 * kIoAlign);
+  std::array<std::byte, 2> bytes{std::byte{1}, std::byte{2}};
+  files.ReadExact(1, 3 * kIoAlign - 2, bytes);
+  CHECK(bytes[0] == std::byte{0});
+  REQUIRE(pwrite(files.Fd(1), "xy", 2, 5000) == 2);
+  files.ReadExact(1, 5000, bytes);
+  CHECK(bytes[1] == std::byte{'y'});
+}
+
+TEST_CASE("the bytes of a scratch file are reserved on the drive") {
+  TempDir dir;
+  FileTable files;
+  files.AddScratch(dir.Path(""), 64 * kIoAlign);
+  struct stat info {};
+  REQUIRE(fstat(files.Fd(0), &info) == 0);
+  if (fallocate(files.Fd(0), 0, 0, 1) != 0 && errno == EOPNOTSUPP) {
+    MESSAGE("the file system of the temporary directory reserves nothing: not tested");
+    return;
+  }
+  CHECK(static_cast<uint64_t>(info.st_blocks) * 512 >= 64 * kIoAlign);
+}
+
+TEST_CASE("a scratch file without room says where, how much was wanted and how much is free") {
+  TempDir dir;
+  const std::string text = ScratchErrorOf(dir.Path(""), uint64_t{1} << 60);
+  CHECK(text.find(dir.Path("") + ": 1152921504606846976 bytes wanted, ") != std::string::npos);
+  CHECK(text.find(" free: No space left on device") != std::string::npos);
+  CHECK(text.find(" 0 free") == std::string::npos);
+  CHECK(ScratchErrorOf(dir.Path(""), UINT64_MAX).find("No space left") != std::string::npos);
+}
+
+TEST_CASE("a scratch file in a directory that is none says so by name") {
+  TempDir dir;
+  const std::string missing = ScratchErrorOf(dir.Path("missing"), kIoAlign);
+  CHECK(missing ==
+        "cannot make a scratch file in " + dir.Path("missing") + ": No such file or directory");
+  const std::string file = ScratchErrorOf(dir.Write("a", "hello"), kIoAlign);
+  CHECK(file.find("Not a directory") != std::string::npos);
+}
+
+// From now on this thread finds neither O_TMPFILE nor fallocate, as on some network file systems.
+bool DenyNamelessAndReserving() {
+  constexpr uint32_t kTmpFile = O_TMPFILE & ~O_DIRECTORY;
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_fallocate, 3, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_openat, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[2])),
+      BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, kTmpFile, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EOPNOTSUPP),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter = {std::size(program), program};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0) == 0;
+}
+
+TEST_CASE("a scratch file leaves no name where the file system makes no nameless ones either") {
+  TempDir dir;
+  FileTable files;
+  bool denied = false;
+  std::thread sandbox([&] {
+    denied = DenyNamelessAndReserving();
+    if (denied) files.AddScratch(dir.Path(""), 2 * kIoAlign);
+  });
+  sandbox.join();
+  if (!denied) {
+    MESSAGE("seccomp filters cannot be set here: not tested");
+    return;
+  }
+  struct stat info {};
+  REQUIRE(fstat(files.Fd(0), &info) == 0);
+  CHECK(info.st_nlink == 0);
+  CHECK(info.st_blocks == 0);
+  CHECK(static_cast<uint64_t>(info.st_size) == 2 * kIoAlign);
+  CHECK(std::filesystem::is_empty(dir.Path("")));
+}
+
+TEST_CASE("a scratch file is direct, for writes too, whether it comes before or after the others") {
+  TempDir dir;
+  FileTable files;
+  files.AddScratch(dir.Path(""), kIoAlign);
+  CHECK_FALSE(files.IsDirect(0));
+  const std::string report = files.EnableDirect();
+  files.AddScratch(dir.Path(""), kIoAlign);
+  for (const uint32_t file : {0u, 1u}) {
+    CHECK(files.IsDirect(file) == report.empty());
+    if (!files.IsDirect(file)) continue;
+    const int flags = fcntl(files.DirectFd(file), F_GETFL);
+    CHECK((flags & O_DIRECT) != 0);
+    CHECK((flags & O_ACCMODE) == O_RDWR);
+    CHECK((fcntl(files.Fd(file), F_GETFL) & O_DIRECT) == 0);
+  }
 }
 
 TEST_CASE("a moved table keeps its files and the old one closes nothing") {

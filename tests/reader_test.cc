@@ -443,8 +443,121 @@ TEST_CASE("statistics tell the classes apart and count what arrived") {
   });
 }
 
-TEST_CASE(
-    "the scripted reader without files reads back what was written, and fails as it is told") {
+TEST_CASE("what was written to a scratch file is read back, and nothing beside it is touched") {
+  ForEach(AllBackends(), [](const Backend& backend) {
+    Shards shards(backend);
+    const uint32_t scratch = shards.files.AddScratch(shards.dir.Path(""), 4 * kMiB);
+    SlotPool pool({{4 * kMiB, 2}});
+    std::byte *from = pool.Data(0, 0), *to = pool.Data(0, 1);
+    for (uint64_t i = 0; i < 4 * kMiB; ++i) from[i] = PatternByte(5, i);
+    Answers answers;
+    const std::unique_ptr<Reader> reader = backend.make(shards.files, {});
+    reader->Start(answers.Callback());
+    // Out of order, over segment borders, up to the file's last byte.
+    const std::vector<Extent> parts = {{scratch, kMiB + 4096, 3 * kMiB - 4096, 8192},
+                                       {scratch, 4096, 4096, 0}};
+    reader->Submit({1, ReadClass::kAhead, from, parts, true});
+    CHECK(answers.Of(1).error == 0);
+    const std::vector<Extent> all = {{scratch, 0, 4 * kMiB, 0}};
+    reader->Submit({2, ReadClass::kDemand, to, all});
+    CHECK(answers.Of(2).error == 0);
+    for (const Extent& part : parts) {
+      CHECK(std::memcmp(to + part.offset, from + part.dest, part.bytes) == 0);
+    }
+    CHECK(std::all_of(to, to + 4096, [](std::byte b) { return b == std::byte{0}; }));
+    CHECK(std::all_of(to + 8192, to + kMiB, [](std::byte b) { return b == std::byte{0}; }));
+    // A second write replaces the first.
+    const std::vector<Extent> page = {{scratch, 4096, 4096, 12'288}};
+    reader->Submit({3, ReadClass::kPrefetch, from, page, true});
+    CHECK(answers.Of(3).error == 0);
+    reader->Submit({4, ReadClass::kDemand, to, all});
+    CHECK(answers.Of(4).error == 0);
+    CHECK(std::memcmp(to + 4096, from + 12'288, 4096) == 0);
+    reader->Stop();
+    if (backend.name == "fake") return;
+    CHECK(reader->Stats().written_bytes == 3 * kMiB + 4096);
+    CHECK(reader->Stats().demand_bytes == 8 * kMiB);
+    CHECK(reader->Stats().ahead_bytes == 0);
+  });
+}
+
+TEST_CASE("a write that the kernel refuses fails its job alone, with file and offset") {
+  ForEach(RealBackends(), [](const Backend& backend) {
+    Shards shards(backend);
+    const uint32_t scratch = shards.files.AddScratch(shards.dir.Path(""), kMiB);
+    SlotPool pool({{kMiB, 1}});
+    Answers answers;
+    const std::unique_ptr<Reader> reader = backend.make(shards.files, {});
+    reader->Start(answers.Callback());
+    // A shard is open for reading only.
+    const std::vector<Extent> shard = {{2, 4096, 4096, 0}}, good = {{scratch, 4096, 4096, 0}};
+    reader->Submit({1, ReadClass::kDemand, pool.Data(0, 0), shard, true});
+    CHECK(answers.Of(1).error == EBADF);
+    CHECK(answers.Of(1).file == 2);
+    CHECK(answers.Of(1).offset == 4096);
+    reader->Submit({2, ReadClass::kDemand, pool.Data(0, 0), good, true});
+    CHECK(answers.Of(2).error == 0);
+    CHECK(reader->Stats().failures == 1);
+    reader->Stop();
+  });
+}
+
+TEST_CASE("a direct write refused with EINVAL is written buffered") {
+  ForEach(RealBackends(), [](const Backend& backend) {
+    if (!backend.direct) return;
+    Shards shards(backend);
+    const uint32_t scratch = shards.files.AddScratch(shards.dir.Path(""), 8192);
+    if (!shards.files.IsDirect(scratch)) return;
+    std::vector<std::byte> memory(3 * kIoAlign, std::byte{9});
+    std::byte* odd = memory.data();
+    while (reinterpret_cast<uintptr_t>(odd) % 4 != 1) ++odd;
+    Answers answers;
+    const std::unique_ptr<Reader> reader = backend.make(shards.files, {});
+    reader->Start(answers.Callback());
+    const std::vector<Extent> extents = {{scratch, 4096, 4096, 0}};
+    reader->Submit({1, ReadClass::kDemand, odd, extents, true});
+    CHECK(answers.Of(1).error == 0);
+    CHECK_FALSE(shards.files.IsDirect(scratch));
+    std::byte last{};
+    shards.files.ReadExact(scratch, 8191, {&last, 1});
+    CHECK(last == std::byte{9});
+    reader->Stop();
+  });
+}
+
+TEST_CASE("demands are read first, then what is ahead, then prefetches") {
+  ForEach(RealBackends(), [](const Backend& backend) {
+    // Its callbacks run between two segments; those of the pread pool beside them, in no order.
+    if (backend.name.find("io_uring") == std::string::npos) return;
+    Shards shards(backend);
+    SlotPool pool({{kMiB, 1}});
+    Answers answers;
+    std::vector<uint64_t> order;
+    const ReadDone collect = answers.Callback();
+    const std::unique_ptr<Reader> reader = backend.make(shards.files, {.depth = 1});
+    const std::vector<Extent> one = {{0, 0, kMiB, 0}};
+    reader->Start([&](uint64_t id, const ReadResult& result) {
+      order.push_back(id);
+      if (id == 1) {
+        reader->Submit({2, ReadClass::kPrefetch, pool.Data(0, 0), one});
+        reader->Submit({3, ReadClass::kAhead, pool.Data(0, 0), one});
+        reader->Submit({4, ReadClass::kAhead, pool.Data(0, 0), one});
+        reader->Submit({5, ReadClass::kDemand, pool.Data(0, 0), one});
+        reader->Promote(4);
+      }
+      collect(id, result);
+    });
+    reader->Submit({1, ReadClass::kDemand, pool.Data(0, 0), one});
+    answers.WaitFor(5);
+    reader->Stop();
+    CHECK(order == std::vector<uint64_t>{1, 5, 4, 3, 2});
+    CHECK(reader->Stats().demand_bytes == 3 * kMiB);
+    CHECK(reader->Stats().ahead_bytes == kMiB);
+    CHECK(reader->Stats().prefetch_bytes == kMiB);
+  });
+}
+
+TEST_CASE("a scripted reader without files reads back what was written and fails as told") {
   FakeReader reader;
   Answers answers;
   reader.Start(answers.Callback());
