@@ -2,7 +2,6 @@
 // known ids or an error with a message that can be written; and never anything else.
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <string>
 #include <string_view>
 
@@ -14,9 +13,8 @@
 namespace {
 
 const colibri::Tokenizer& Tok() {
-  static const colibri::Tokenizer tokenizer = colibri::Tokenizer::Load(
-      (std::filesystem::path(__FILE__).parent_path() / "fixtures/tokenizer/tokenizer.json")
-          .string());
+  static const colibri::Tokenizer tokenizer =
+      colibri::Tokenizer::Load(COLIBRI_SOURCE_DIR "/tests/fixtures/tokenizer/tokenizer.json");
   return tokenizer;
 }
 

@@ -2,7 +2,6 @@
 // ModelError or understood; nothing else.
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -15,8 +14,7 @@ namespace {
 
 const std::string& SoundConfig() {
   static const std::string text = [] {
-    std::ifstream file(std::filesystem::path(__FILE__).parent_path() /
-                       "fixtures/tiny/model/config.json");
+    std::ifstream file(COLIBRI_SOURCE_DIR "/tests/fixtures/tiny/model/config.json");
     std::stringstream all;
     all << file.rdbuf();
     return all.str();
