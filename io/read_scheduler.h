@@ -21,8 +21,8 @@
 namespace colibri {
 
 // 1 MiB: with 8 prefetch segments in flight a new demand waits 1.7 ms for them at 5 GB/s. Measured
-// on a drive of 2.5 GB/s (bench/README.md, Reading): 256 KiB reads 3 % less a second and takes 17 ms
-// of processor a GB against 10; with 4 MiB a demand under prefetch comes after 20 ms against 12.
+// on a drive of 2.5 GB/s (bench/README.md, Reading): 256 KiB reads 3 % less a second and takes 17
+// ms of processor a GB against 10; with 4 MiB a demand under prefetch comes after 20 ms against 12.
 inline constexpr uint64_t kSegmentBytes = uint64_t{1} << 20;
 
 // One read to be issued now: `bytes` bytes from `offset` of `file` (the direct descriptor or the
