@@ -49,7 +49,10 @@ void DecodeGraph::MakeNodes() {
   layer_ready_.emplace(
       graph_, unlimited,
       [this](const LayerRef& at, LayerReadyNode::gateway_type& gateway) noexcept -> void {
-        if (bodies_->LayerReady(at)) gateway.try_put(at);
+        gateway.reserve_wait();
+        if (!bodies_->LayerReady(at)) return;  // PutLayer releases
+        gateway.try_put(at);
+        gateway.release_wait();
       });
   wiring_.Node("layer_ready", NodeShape::kAsync);
 
@@ -170,6 +173,12 @@ void DecodeGraph::MakeEdges() {
 void DecodeGraph::PutReady(const ReadyExpert& expert) {
   FetchNode::gateway_type& gateway = fetch_->gateway();
   COLIBRI_CHECK(gateway.try_put(expert));
+  gateway.release_wait();
+}
+
+void DecodeGraph::PutLayer(LayerRef at) {
+  LayerReadyNode::gateway_type& gateway = layer_ready_->gateway();
+  COLIBRI_CHECK(gateway.try_put(at));
   gateway.release_wait();
 }
 

@@ -4,7 +4,7 @@
 // what they do is behind NodeBodies (engine.cc), the maths behind runtime/stages.h. The rules that
 // keep it correct (who owns a frame, why the countdown comes first, which nodes have priorities)
 // are in graph/README.md. Threads: built inside the arena that will run it. PutReady from the I/O
-// thread.
+// thread, PutLayer from any.
 #pragma once
 
 #include <oneapi/tbb/flow_graph.h>
@@ -29,7 +29,8 @@ class NodeBodies {
   virtual ~NodeBodies() = default;
   virtual Scheduler::Filled Admit(FrameRef frame) noexcept = 0;
   virtual void Embed(FrameRef frame) noexcept = 0;
-  // True: all the layer needs besides experts is there, the frame may go on.
+  // True: all the layer needs besides experts is there, the frame may go on. False: PutLayer
+  // follows, perhaps before this returns.
   virtual bool LayerReady(LayerRef at) noexcept = 0;
   virtual void Attention(LayerRef at) noexcept = 0;
   // Sets the countdown; returns the numbers of the layer's jobs in the order they are to be issued.
@@ -65,6 +66,8 @@ class DecodeGraph {
   void WaitForAll() { graph_.wait_for_all(); }
   // The answer to a Fetch that returned nullptr. The I/O thread.
   void PutReady(const ReadyExpert& expert);
+  // The answer to a LayerReady that returned false. Any thread.
+  void PutLayer(LayerRef at);
 
   const Wiring& Picture() const { return wiring_; }
 

@@ -103,6 +103,10 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
   cache_ = std::make_unique<ExpertCache>(
       ItemsOf(model), slots_, reader_, [this](const ReadyItem& item) { OnReady(item); },
       options.cache_policy, options.heat);
+  suppliers_ = options.suppliers;
+  for (LayerSupplier* s : suppliers_) {
+    s->Start([this](uint16_t frame, int32_t layer) { LayerPartArrived(frame, layer); });
+  }
 }
 
 Engine::~Engine() {
@@ -214,6 +218,9 @@ Scheduler::Filled Engine::Admit(FrameRef ref) noexcept {
   GraphFrame& f = *frames_[ref.frame];
   f.before = cache_->Stats();
   const Scheduler::Filled filled = scheduler_.Fill(f.frame);
+  if (filled.filled) {
+    for (LayerSupplier* s : suppliers_) s->Prepare(f.frame, 0);
+  }
   Pause();  // a parked frame may be running again by now
   return filled;
 }
@@ -226,13 +233,34 @@ void Engine::Embed(FrameRef ref) noexcept {
 // While KV and dense weights are in memory nothing is waited for.
 bool Engine::LayerReady(LayerRef at) noexcept {
   const Profile::Span span(profile_, NodeId::kLayerReady, at.frame, at.layer);
-  return true;
+  if (suppliers_.empty()) return true;
+  GraphFrame& f = At(at);
+  // Set before the first request: a part may arrive before the next one is asked for. This call is
+  // counted too, so the frame stays here until all have been asked.
+  auto there = static_cast<int32_t>(suppliers_.size()) + 1;
+  f.awaited.store(there, std::memory_order_relaxed);
+  there = 1;
+  for (LayerSupplier* s : suppliers_) there += s->Await(f.frame, at.layer) ? 1 : 0;
+  const bool ready = f.awaited.fetch_sub(there, std::memory_order_acq_rel) == there;
+  if (!ready) Pause();  // the frame may be anybody's
+  return ready;
+}
+
+void Engine::LayerPartArrived(uint16_t frame, int32_t layer) {
+  const LayerRef at{frame, static_cast<uint16_t>(layer)};
+  if (At(at).awaited.fetch_sub(1, std::memory_order_acq_rel) == 1) graph_->PutLayer(at);
 }
 
 void Engine::Attention(LayerRef at) noexcept {
   const Profile::Span span(profile_, NodeId::kAttention, at.frame, at.layer);
+  Frame& frame = At(at).frame;
+  for (LayerSupplier* s : suppliers_) {
+    s->Begin(frame, at.layer);
+    s->Prepare(frame, at.layer + 1);
+  }
   if (options_.routes != nullptr) RecordGuess(At(at), at.layer, Guess::kInput);
-  stages_.Attention(At(at).frame, at.layer);
+  stages_.Attention(frame, at.layer);
+  for (LayerSupplier* s : suppliers_) s->Attended(frame, at.layer);
   if (options_.routes != nullptr) RecordGuess(At(at), at.layer + 1, Guess::kState);
 }
 
@@ -347,6 +375,7 @@ NodeBodies::Next Engine::Combine(LayerRef at) noexcept {
   const Profile::Span span(profile_, NodeId::kCombine, at.frame, at.layer);
   if (options_.routes != nullptr) RecordGuess(f, at.layer + 1, Guess::kShared);
   stages_.Combine(f.frame, at.layer);
+  for (LayerSupplier* s : suppliers_) s->Left(f.frame, at.layer);
   if (at.layer + 1 >= model_.Config().layers) return Next::kHead;
   GuessAgain(f, at.layer + 1);
   f.frame.layer = at.layer + 1;

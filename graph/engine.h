@@ -23,6 +23,7 @@
 #include "runtime/delivery.h"
 #include "runtime/frame.h"
 #include "runtime/kv_store.h"
+#include "runtime/layer_supplier.h"
 #include "runtime/route_trace.h"
 #include "runtime/scheduler.h"
 #include "runtime/stages.h"
@@ -43,6 +44,8 @@ struct EngineOptions {
   CachePolicyKind cache_policy = CachePolicyKind::kSweep;
   std::vector<float> heat;             // of each expert (PolicyItems); empty: unknown
   RouteTraceWriter* routes = nullptr;  // takes every choice and guess; outlives the engine
+  // What layers wait for besides what the engine makes itself; outlives it. Tests.
+  std::vector<LayerSupplier*> suppliers;
   // Tests: yield after a node's last put, where a frame may already be somebody else's.
   bool pause_after_puts = false;
 };
@@ -104,6 +107,7 @@ class Engine final : public NodeBodies {
     GraphFrame(const Model& model, const FrameShape& shape) : frame(model, shape) {}
     Frame frame;
     std::atomic<int32_t> remaining{0};  // of the layer: jobs + shared_ffn + lookahead
+    std::atomic<int32_t> awaited{0};    // of the layer: suppliers + layer_ready itself
     std::vector<uint16_t> issue_order;
     std::vector<uint32_t> items;  // of the jobs
     std::vector<Notice> notices;
@@ -117,6 +121,8 @@ class Engine final : public NodeBodies {
 
   GraphFrame& At(LayerRef at) const;
   void OnReady(const ReadyItem& item);
+  // A supplier's answer to an Await that returned false. Any thread.
+  void LayerPartArrived(uint16_t frame, int32_t layer);
   int32_t NextSparse(int32_t layer) const;
   // For the route trace: what the router of sparse layer `layer` makes of the state as it is now.
   void RecordGuess(GraphFrame& f, int32_t layer, Guess way);
@@ -141,6 +147,7 @@ class Engine final : public NodeBodies {
   std::vector<std::atomic<uint64_t>> chosen_;  // by item
   SlotPool slots_;
   MeteredReader reader_;
+  std::vector<LayerSupplier*> suppliers_;
   std::unique_ptr<DecodeGraph> graph_;
   std::unique_ptr<ExpertCache> cache_;  // after the graph: its I/O thread puts into it
   Delivery* delivery_ = nullptr;

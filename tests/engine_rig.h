@@ -248,6 +248,7 @@ inline EngineOptions EngineOptionsOf(const TestModel& m, const RunConfig& c) {
 
 struct RunHooks {
   ShuffledReader::Fault fault;                         // ReaderKind::kShuffled only
+  std::function<void(EngineOptions*)> options;         // before the engine is made
   std::function<void(Engine&)> before_run;             // on the engine thread
   std::function<void(Engine&, size_t count)> written;  // on the output thread, after each record
 };
@@ -255,8 +256,9 @@ struct RunHooks {
 inline Outcome RunGraph(const TestModel& m, const RunConfig& c, RequestSource& source,
                         const RunHooks& hooks = {}) {
   const Watchdog watchdog(c.Text());
-  Engine engine(m.model, m.tokenizer, EngineOptionsOf(m, c), ReaderOf(c, m.model, hooks.fault),
-                source);
+  EngineOptions options = EngineOptionsOf(m, c);
+  if (hooks.options) hooks.options(&options);
+  Engine engine(m.model, m.tokenizer, options, ReaderOf(c, m.model, hooks.fault), source);
   Outcome outcome;
   RecordFile file;
   {
