@@ -36,6 +36,12 @@ SchedulerOptions WithContext(const EngineOptions& options) {
   return s;
 }
 
+KvStreaming StreamingOf(const Model& model, const EngineOptions& options) {
+  const SchedulerOptions& s = options.scheduler;
+  return KvStreamingOf(model, options.kv_ram_layers, s.frames, s.rows, s.sequences,
+                       options.context);
+}
+
 std::vector<CacheItem> ItemsOf(const Model& model) {
   std::vector<CacheItem> items(model.ExpertCount());
   for (uint32_t i = 0; i < model.ExpertCount(); ++i) {
@@ -73,7 +79,8 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
                     static_cast<size_t>(options.threads)),
       arena_(options.threads, 1),
       parallel_(options.threads),
-      kv_(KvShapeOf(model, options.page_tokens, options.kv_type), options.kv_pages),
+      kv_(KvShapeOf(model, options.page_tokens, options.kv_type), options.kv_pages,
+          StreamingOf(model, options)),
       stages_(model, kv_, parallel_),
       mask_(tokenizer, model.Config().vocab),
       drawer_(mask_, parallel_),
@@ -82,6 +89,8 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
       chosen_(model.ExpertCount()),
       slots_(options.slots),
       reader_(std::move(reader), profile_),
+      hub_(reader_),
+      expert_port_(hub_.AddPort()),
       wake_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (wake_fd_ < 0) throw IoError(fmt::format("eventfd: {}", std::strerror(errno)));
   const FrameShape shape{options.scheduler.rows, options.context, options.threads};
@@ -101,9 +110,20 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
   }
   arena_.execute([&] { graph_ = std::make_unique<DecodeGraph>(this); });
   cache_ = std::make_unique<ExpertCache>(
-      ItemsOf(model), slots_, reader_, [this](const ReadyItem& item) { OnReady(item); },
+      ItemsOf(model), slots_, *expert_port_, [this](const ReadyItem& item) { OnReady(item); },
       options.cache_policy, options.heat);
-  suppliers_ = options.suppliers;
+  MakeSuppliers();
+}
+
+// Whatever layers need besides experts: one more supplier is one more entry here.
+void Engine::MakeSuppliers() {
+  suppliers_ = options_.suppliers;
+  if (kv_.Streams()) {
+    kv_port_ = hub_.AddPort();
+    kv_stream_ =
+        std::make_unique<KvStream>(kv_, *kv_port_, options_.kv_file.file, options_.kv_check);
+    suppliers_.push_back(kv_stream_.get());
+  }
   for (LayerSupplier* s : suppliers_) {
     s->Start([this](uint16_t frame, int32_t layer) { LayerPartArrived(frame, layer); });
   }
@@ -174,8 +194,16 @@ void Engine::Run(Delivery& delivery) {
 }
 
 EngineStats Engine::Stats() const {
-  return {scheduler_.Stats(), cache_->Stats(), reader_.Stats(), profile_.Overlap(),
-          profile_.Seconds()};
+  return {scheduler_.Stats(), cache_->Stats(),    reader_.Stats(),
+          KvStats(),          profile_.Overlap(), profile_.Seconds()};
+}
+
+KvStreamStats Engine::KvStats() const {
+  return kv_stream_ == nullptr ? KvStreamStats{} : kv_stream_->Stats();
+}
+
+std::string Engine::PathOf(uint32_t file) const {
+  return file == options_.kv_file.file ? options_.kv_file.path : model_.Files().Files().Path(file);
 }
 
 std::vector<uint64_t> Engine::Chosen() const {
@@ -217,6 +245,7 @@ Scheduler::Filled Engine::Admit(FrameRef ref) noexcept {
   const Profile::Span span(profile_, NodeId::kAdmit, ref.frame, 0);
   GraphFrame& f = *frames_[ref.frame];
   f.before = cache_->Stats();
+  f.kv_before = KvStats().bytes_read;
   const Scheduler::Filled filled = scheduler_.Fill(f.frame);
   if (filled.filled) {
     for (LayerSupplier* s : suppliers_) s->Prepare(f.frame, 0);
@@ -393,13 +422,13 @@ std::span<const Notice> Engine::Verify(LayerRef at) noexcept {
   const CacheStats now = cache_->Stats();
   const uint64_t requests = now.Asked() - f.before.Asked();
   FrameFigures figures;
-  figures.bytes_read = now.BytesRead() - f.before.BytesRead();
+  figures.bytes_read = now.BytesRead() - f.before.BytesRead() + KvStats().bytes_read - f.kv_before;
   figures.hit_rate =
       requests == 0 ? 1.0
                     : static_cast<double>(now.hits - f.before.hits) / static_cast<double>(requests);
   f.notices.clear();
   AcceptTokens(
-      f.frame, figures, [this](uint32_t file) { return model_.Files().Files().Path(file); },
+      f.frame, figures, [this](uint32_t file) { return PathOf(file); },
       [&](const Notice& notice) { f.notices.push_back(notice); });
   return f.notices;
 }

@@ -19,10 +19,12 @@
 #include "graph/profile.h"
 #include "graph/tbb_parallel.h"
 #include "io/expert_cache.h"
+#include "io/read_hub.h"
 #include "io/slot_pool.h"
 #include "runtime/delivery.h"
 #include "runtime/frame.h"
 #include "runtime/kv_store.h"
+#include "runtime/kv_stream.h"
 #include "runtime/layer_supplier.h"
 #include "runtime/route_trace.h"
 #include "runtime/scheduler.h"
@@ -32,6 +34,18 @@
 
 namespace colibri {
 
+#ifdef NDEBUG
+inline constexpr bool kDebugBuild = false;
+#else
+inline constexpr bool kDebugBuild = true;
+#endif
+
+// A file of the reader's that holds nothing of the model, and its name for messages.
+struct ScratchFile {
+  uint32_t file = UINT32_MAX;
+  std::string path;
+};
+
 struct EngineOptions {
   int32_t threads = 1;
   int32_t context = 4096;
@@ -39,6 +53,10 @@ struct EngineOptions {
   int32_t kv_pages = 0;
   int32_t page_tokens = kDefaultPageTokens;
   KvType kv_type = KvType::kBF16;
+  // Layers whose KV pages all stay in memory, the first ones; those of the others are in the file.
+  int32_t kv_ram_layers = INT32_MAX;
+  ScratchFile kv_file;
+  bool kv_check = kDebugBuild;   // pages are compared with checksums
   std::vector<SlotClass> slots;  // one for each of Model::ExpertClasses()
   bool prefetch = true;
   CachePolicyKind cache_policy = CachePolicyKind::kSweep;
@@ -54,6 +72,7 @@ struct EngineStats {
   SchedulerStats scheduler;
   CacheStats cache;
   ReaderStats reader;
+  KvStreamStats kv;
   OverlapFigures overlap;
   double seconds = 0;
 };
@@ -117,8 +136,12 @@ class Engine final : public NodeBodies {
     std::vector<uint16_t> hint_order;   // experts with votes
     std::vector<uint32_t> hint_items;   // the same as items
     CacheStats before;                  // when the frame was admitted
+    uint64_t kv_before = 0;             // bytes of KV read by then
   };
 
+  void MakeSuppliers();
+  KvStreamStats KvStats() const;
+  std::string PathOf(uint32_t file) const;
   GraphFrame& At(LayerRef at) const;
   void OnReady(const ReadyItem& item);
   // A supplier's answer to an Await that returned false. Any thread.
@@ -147,6 +170,9 @@ class Engine final : public NodeBodies {
   std::vector<std::atomic<uint64_t>> chosen_;  // by item
   SlotPool slots_;
   MeteredReader reader_;
+  ReadHub hub_;
+  std::unique_ptr<Reader> expert_port_, kv_port_;
+  std::unique_ptr<KvStream> kv_stream_;  // where layers are streamed
   std::vector<LayerSupplier*> suppliers_;
   std::unique_ptr<DecodeGraph> graph_;
   std::unique_ptr<ExpertCache> cache_;  // after the graph: its I/O thread puts into it

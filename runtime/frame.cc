@@ -114,4 +114,15 @@ Frame::Frame(const Model& model, const FrameShape& frame_shape)
   job_rows.reserve(n * k);
 }
 
+void MakeView(KvStore& kv, Frame* frame) {
+  if (!kv.Streams()) return;
+  kv.BeginView(&frame->view, frame->id);
+  for (size_t i = 0; i < frame->sequences.size(); ++i) {
+    FrameSequence& s = frame->sequences[i];
+    const int32_t stored = frame->rows[static_cast<size_t>(s.first_row)].position;
+    s.first_place = kv.AddToView(&frame->view, i, *s.pages, stored, s.rows);
+  }
+  kv.EndView(&frame->view);
+}
+
 }  // namespace colibri

@@ -24,6 +24,8 @@ struct Sequence;  // runtime/sequence.h; stages never look inside
 // Why a row, and with it its sequence's line, cannot go on.
 enum class RowState : uint8_t { kLive, kReadFailed, kNotFinite };
 
+enum class FailedRead : uint8_t { kExpert, kKvPage, kKvWrite };
+
 struct FrameRow {
   int32_t sequence = 0;  // index in Frame::sequences
   int32_t position = 0;
@@ -40,8 +42,12 @@ struct FrameSequence {
   const KvPages* pages = nullptr;
   int32_t first_row = 0;
   int32_t rows = 0;
-  int32_t drafts = 0;  // of the rows, the last ones
-  ReadResult error;    // the read that failed, when a row is kReadFailed
+  int32_t drafts = 0;      // of the rows, the last ones
+  size_t first_place = 0;  // of its pages in the frame's view, where layers are streamed
+  // When a row is kReadFailed: what could not be read, or for a page perhaps written, and how.
+  ReadResult error;
+  FailedRead failed = FailedRead::kExpert;
+  int32_t failed_page = -1;
 };
 
 // One distinct expert of a layer's union with the rows routed to it: job_rows [first, first +
@@ -85,8 +91,13 @@ class Frame {
   std::vector<FrameRow> rows;
   std::vector<FrameSequence> sequences;
   int32_t layer = 0;
+  PageView view;  // where the pages of streamed layers are
   size_t Rows() const { return rows.size(); }
   size_t HiddenSize() const { return hidden_; }
+  // Page number `number` of a sequence of the frame.
+  KvPlace Place(const FrameSequence& s, size_t number) const {
+    return {s.pages->ids[number], view.open ? view.places[s.first_place + number] : 0};
+  }
 
   // Residual stream and its norms, [rows][hidden].
   float* x = nullptr;
@@ -149,5 +160,9 @@ class Frame {
   size_t kernel_scratch_floats_ = 0;
   PopulatedBuffer buffer_;
 };
+
+// Fixes, where layers are streamed, in which places a frame that has just been filled finds the
+// pages of its sequences. Under the scheduler's lock.
+void MakeView(KvStore& kv, Frame* frame);
 
 }  // namespace colibri

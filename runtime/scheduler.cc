@@ -334,6 +334,7 @@ bool Scheduler::TryPlace(Frame& frame, Sequence& s) {
   const auto room = options_.rows - static_cast<int32_t>(frame.rows.size());
   s.placed = s.stored;
   int32_t rows = decode ? 1 : ChunkOf(s, room);
+  rows = kv_.RowsWithin(s.pages, s.stored, rows, completed_left_);
   if (rows > 0) rows = GrowPages(s, rows);
   if (rows == 0) {
     if (starts) Drop(s);
@@ -348,6 +349,8 @@ bool Scheduler::TryPlace(Frame& frame, Sequence& s) {
     s.cached = s.stored;
     stats_.cached_tokens += static_cast<uint64_t>(s.cached);
   }
+  const int32_t n = kv_.Shape().page_tokens;
+  completed_left_ -= (s.stored + rows) / n - s.stored / n;
   Place(frame, s, rows);
   return true;
 }
@@ -364,6 +367,7 @@ void Scheduler::PlaceRows(Frame& frame) {
             [](const Sequence* a, const Sequence* b) { return a->age < b->age; });
   prefill_left_ = std::min(options_.prefill_rows, options_.rows);
   work_left_ = options_.prefill_work;
+  completed_left_ = kv_.Streams() ? kv_.Layout().MostCompleted() : options_.rows;
   start_before_ = std::numeric_limits<uint64_t>::max();
   PlaceAll(frame, true);
   PlaceAll(frame, false);
@@ -392,6 +396,7 @@ Scheduler::Filled Scheduler::Fill(Frame& frame) {
   std::unique_lock lock(mutex_);
   frame.rows.clear();
   frame.sequences.clear();
+  kv_.CollectWrites();
   if (!stopped_) Pull(lock);
   if (!stopped_) PlaceRows(frame);
   if (frame.rows.empty()) {
@@ -399,6 +404,7 @@ Scheduler::Filled Scheduler::Fill(Frame& frame) {
     parked_.push_back(frame.id);
     return {false, -1};
   }
+  MakeView(kv_, &frame);
   ++stats_.frames_filled;
   stats_.rows += frame.rows.size();
   return {true, TakeParkedIfWork()};
@@ -406,6 +412,7 @@ Scheduler::Filled Scheduler::Fill(Frame& frame) {
 
 void Scheduler::Release(Frame& frame) {
   const std::lock_guard lock(mutex_);
+  kv_.CloseView(&frame.view);
   for (const FrameSequence& place : frame.sequences) {
     Sequence& s = *place.sequence;
     // Finished ones belong to the deliverer, who may close them late: their pages are wanted now,

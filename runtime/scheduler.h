@@ -11,6 +11,8 @@
 // Whoever starts holds by reference the pages of its tokens that are stored already, all but the
 // last token; while a sequence in a frame stores the next of them, it lets others start and waits.
 // It waits for rows that are under way and at most once for each of its tokens, so never for ever.
+// Where KV pages are on the drive, a frame completes no more of them than can be on their way there
+// at once: a prompt then takes fewer rows, a sequence that decodes sits a sweep out.
 // Which rows share a frame, or pages, never changes a line's bytes; it decides only when they come.
 // Threads: all
 // methods from any thread (one mutex, given back between batches of skipped lines). Nothing here
@@ -174,7 +176,8 @@ class Scheduler {
   // While a frame is filled.
   int32_t prefill_left_ = 0;
   int64_t work_left_ = 0;
-  uint64_t start_before_ = 0;  // no sequence of this age or younger starts
+  int32_t completed_left_ = 0;  // KV pages that may still be completed
+  uint64_t start_before_ = 0;   // no sequence of this age or younger starts
   bool open_ = true;
   std::atomic<bool> stopped_{false};
   std::vector<SequenceLeft> left_;  // [sequences]; limit 0: none

@@ -193,7 +193,9 @@ void Stages::Combine(Frame& frame, int32_t layer) const {
     if (!job.failed) continue;
     for (int32_t i = job.first; i < job.first + job.count; ++i) {
       const auto row = S(frame.job_rows[S(i)]);
-      frame.sequences[S(frame.rows[row].sequence)].error = job.error;
+      FrameSequence& sequence = frame.sequences[S(frame.rows[row].sequence)];
+      sequence.error = job.error;
+      sequence.failed = FailedRead::kExpert;
       MarkFailed(frame, row, RowState::kReadFailed, layer);
     }
   }

@@ -58,7 +58,9 @@ class PagePointers {
   PagePointers(const Frame& frame, const PageAt& page_at) {
     for (const FrameSequence& s : frame.sequences) {
       first_.push_back(pointers_.size());
-      for (int32_t id : s.pages->ids) pointers_.push_back(page_at(id));
+      for (size_t i = 0; i < s.pages->ids.size(); ++i) {
+        pointers_.push_back(page_at(frame.Place(s, i)));
+      }
     }
   }
   const std::byte* const* Of(size_t sequence) const { return pointers_.data() + first_[sequence]; }
@@ -184,13 +186,14 @@ void Stages::StoreKeys(Frame& frame, const LayerWeights& w, int32_t layer) const
   parallel_.For(rows, Grain(4 * width), [&](size_t begin, size_t end) {
     for (size_t r = begin; r < end; ++r) {
       const FrameRow& row = frame.rows[r];
-      const KvPages& pages = *frame.sequences[S(row.sequence)].pages;
+      const KvPlace at =
+          frame.Place(frame.sequences[S(row.sequence)], S(row.position / kv_.Shape().page_tokens));
       const float* cos = frame.rope_cos + r * rope / 2;
       const float* sin = frame.rope_sin + r * rope / 2;
       float* kv = frame.kv + r * width;
       RmsNorm(kv, w.kv_a_norm.data(), latent, c.latent_eps, kv);
       Rope(kv + latent, cos, sin, rope / 2);
-      StoreKv(kv, width, type, kv_.LatentAt(layer, pages, row.position));
+      StoreKv(kv, width, type, kv_.Latents(layer, frame.view, at) + kv_.LatentOffset(row.position));
       if (!w.indexer) continue;
       // True LayerNorm with its own eps; rope on the first values, unlike attention.
       constexpr float kIndexNormEps = 1e-6f;
@@ -198,7 +201,8 @@ void Stages::StoreKeys(Frame& frame, const LayerWeights& w, int32_t layer) const
       LayerNorm(k, w.indexer->k_norm_weight.data(), w.indexer->k_norm_bias.data(), dim,
                 kIndexNormEps, k);
       Rope(k, cos, sin, rope / 2);
-      StoreKv(k, dim, type, kv_.IndexKeyAt(layer, pages, row.position));
+      StoreKv(k, dim, type,
+              kv_.IndexKeys(layer, frame.view, at) + kv_.IndexKeyOffset(row.position));
     }
   });
 }
@@ -207,7 +211,7 @@ void Stages::ScoreRows(Frame& frame, std::span<const int32_t> rows, int32_t laye
   const ModelConfig& c = model_.Config();
   const size_t query = S(c.index_heads) * S(c.index_dim), context = S(frame.shape.context);
   const KvShape& shape = kv_.Shape();
-  const PagePointers pages(frame, [&](int32_t id) { return kv_.IndexKeys(layer, id); });
+  const PagePointers pages(frame, [&](KvPlace at) { return kv_.IndexKeys(layer, frame.view, at); });
   // Pieces are blocks of positions, so that one row of a long context fills all threads too.
   std::vector<RowGroup<IndexRow>> groups;
   uint64_t work = 0;
@@ -296,7 +300,7 @@ void Stages::Attend(Frame& frame, int32_t layer) const {
   const ModelConfig& c = model_.Config();
   const size_t heads = S(c.heads), latent = S(c.kv_lora), rope = S(c.rope);
   const KvShape& shape = kv_.Shape();
-  const PagePointers pages(frame, [&](int32_t id) { return kv_.Latents(layer, id); });
+  const PagePointers pages(frame, [&](KvPlace at) { return kv_.Latents(layer, frame.view, at); });
   // Eight rows with sixteen heads each, the lanes of the softmax, are one pass of the kernel. Rows
   // with lists share nothing: each is a group, so that a thread's share of it is many heads.
   constexpr size_t kPieceHeads = 16;

@@ -10,15 +10,24 @@
 namespace colibri {
 namespace {
 
+std::string ErrorText(int number) {
+  if (number == ENODATA) return "the file ends before";
+  if (number == EBADMSG) return "checksum";
+  return std::strerror(number);
+}
+
 LineError ErrorOf(const FrameRow& row, const FrameSequence& place,
                   const std::function<std::string(uint32_t)>& path_of) {
   if (row.state == RowState::kReadFailed) {
-    const int number = place.error.error;
-    return {500, "read_error",
-            fmt::format("an expert of layer {} could not be read: {}, offset {}: {}",
-                        row.failed_layer, path_of(place.error.file), place.error.offset,
-                        number == ENODATA ? "the file ends before" : std::strerror(number)),
-            ""};
+    const std::string what = place.failed == FailedRead::kExpert
+                                 ? std::string("an expert")
+                                 : fmt::format("KV page {}", place.failed_page);
+    return {
+        500, "read_error",
+        fmt::format("{} of layer {} could not be {}: {}, offset {}: {}", what, row.failed_layer,
+                    place.failed == FailedRead::kKvWrite ? "written" : "read",
+                    path_of(place.error.file), place.error.offset, ErrorText(place.error.error)),
+        ""};
   }
   return {500, "not_finite",
           fmt::format("the activations of position {} are not finite in layer {}", row.position,

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -29,6 +30,7 @@
 #include "runtime/output_writer.h"
 #include "runtime/sequential.h"
 #include "tests/shuffled_reader.h"
+#include "tests/temp_dir.h"
 #include "tests/watchdog.h"
 
 namespace colibri {
@@ -92,6 +94,8 @@ struct RunConfig {
   bool pauses = false;
   bool slow_output = false;
   KvType kv_type = KvType::kBF16;
+  int32_t kv_ram_layers = INT32_MAX;  // the graph only; KV pages of later layers are on the drive
+  bool kv_check = true;
   ReaderKind reader = ReaderKind::kShuffled;
   uint32_t seed = 1;
 
@@ -99,9 +103,9 @@ struct RunConfig {
     return fmt::format(
         "threads {} slots {} frames {} rows {} prefill {} page {} pages {} sequences {} prefetch "
         "{} "
-        "pauses {} slow output {} reader {} seed {}",
+        "pauses {} slow output {} KV in memory {} shared {} reader {} seed {}",
         threads, slots, frames, rows, prefill_rows, page_tokens, kv_pages, sequences, prefetch,
-        pauses, slow_output, static_cast<int>(reader), seed);
+        pauses, slow_output, kv_ram_layers, share_prefixes, static_cast<int>(reader), seed);
   }
 };
 
@@ -217,9 +221,37 @@ inline int32_t PagesOf(const RunConfig& c) {
   return c.kv_pages > 0 ? c.kv_pages : whole * c.sequences;
 }
 
-inline std::unique_ptr<Reader> ReaderOf(const RunConfig& c, const Model& model,
+inline KvLayout KvLayoutOf(const Model& model, const RunConfig& c) {
+  return {KvShapeOf(model, c.page_tokens, c.kv_type), PagesOf(c),
+          KvStreamingOf(model, c.kv_ram_layers, c.frames, c.rows, c.sequences, c.context)};
+}
+
+// What a run reads: the model's shards and, where some KV is on the drive, a scratch file beside
+// them, in a table of its own.
+class RunFiles {
+ public:
+  RunFiles(const Model& model, const RunConfig& c) : shards_(model.Files().Files()) {
+    const KvLayout layout = KvLayoutOf(model, c);
+    if (!layout.Streams()) return;
+    FileTable& table = table_.emplace();
+    for (uint32_t i = 0; i < shards_.Count(); ++i) table.Add(shards_.Path(i));
+    kv_.file = table.AddScratch(folder_.Path(""), layout.FileBytes());
+    kv_.path = table.Path(kv_.file);
+  }
+  const FileTable& Table() const { return table_ ? *table_ : shards_; }
+  const ScratchFile& Kv() const { return kv_; }
+  // Nobody sees the scratch file.
+  bool FolderIsEmpty() const { return std::filesystem::is_empty(folder_.Path("")); }
+
+ private:
+  const FileTable& shards_;
+  TempDir folder_;
+  std::optional<FileTable> table_;
+  ScratchFile kv_;
+};
+
+inline std::unique_ptr<Reader> ReaderOf(const RunConfig& c, const FileTable& files,
                                         const ShuffledReader::Fault& fault) {
-  const FileTable& files = model.Files().Files();
   if (c.reader == ReaderKind::kShuffled) {
     return std::make_unique<ShuffledReader>(files, c.seed, fault);
   }
@@ -237,6 +269,8 @@ inline EngineOptions EngineOptionsOf(const TestModel& m, const RunConfig& c) {
   options.kv_pages = PagesOf(c);
   options.page_tokens = c.page_tokens;
   options.kv_type = c.kv_type;
+  options.kv_ram_layers = c.kv_ram_layers;
+  options.kv_check = c.kv_check;
   options.prefetch = c.prefetch;
   options.pause_after_puts = c.pauses;
   for (const Model::ExpertClass& e : m.model.ExpertClasses()) {
@@ -247,7 +281,9 @@ inline EngineOptions EngineOptionsOf(const TestModel& m, const RunConfig& c) {
 }
 
 struct RunHooks {
-  ShuffledReader::Fault fault;                         // ReaderKind::kShuffled only
+  ShuffledReader::Fault fault;  // ReaderKind::kShuffled only
+  // Takes the place of the configuration's reader.
+  std::function<std::unique_ptr<Reader>(const RunFiles&)> reader;
   std::function<void(EngineOptions*)> options;         // before the engine is made
   std::function<void(Engine&)> before_run;             // on the engine thread
   std::function<void(Engine&, size_t count)> written;  // on the output thread, after each record
@@ -256,9 +292,14 @@ struct RunHooks {
 inline Outcome RunGraph(const TestModel& m, const RunConfig& c, RequestSource& source,
                         const RunHooks& hooks = {}) {
   const Watchdog watchdog(c.Text());
+  const RunFiles files(m.model, c);
+  CHECK(files.FolderIsEmpty());
   EngineOptions options = EngineOptionsOf(m, c);
+  options.kv_file = files.Kv();
   if (hooks.options) hooks.options(&options);
-  Engine engine(m.model, m.tokenizer, options, ReaderOf(c, m.model, hooks.fault), source);
+  Engine engine(m.model, m.tokenizer, options,
+                hooks.reader ? hooks.reader(files) : ReaderOf(c, files.Table(), hooks.fault),
+                source);
   Outcome outcome;
   RecordFile file;
   {
@@ -282,6 +323,7 @@ inline Outcome RunGraph(const TestModel& m, const RunConfig& c, RequestSource& s
     engine.Run(deliverer);
     REQUIRE(writer.Finish() == OutputWriter::State::kOk);
   }
+  CHECK(files.FolderIsEmpty());
   outcome.stats = engine.Stats();
   outcome.records = file.Records();
   return outcome;

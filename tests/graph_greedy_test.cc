@@ -86,7 +86,8 @@ std::map<uint64_t, Ids> Generate(const RunConfig& c, const std::vector<size_t>& 
   const Watchdog watchdog(c.Text());
   ListSource source(std::move(lines));
   TokenDelivery delivery;
-  Engine engine(m.model, m.tokenizer, EngineOptionsOf(m, c), ReaderOf(c, m.model, nullptr), source);
+  Engine engine(m.model, m.tokenizer, EngineOptionsOf(m, c),
+                ReaderOf(c, m.model.Files().Files(), nullptr), source);
   delivery.engine = &engine;
   engine.Run(delivery);
   return delivery.tokens;
