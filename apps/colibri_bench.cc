@@ -115,7 +115,8 @@ int Pipeline(const PipelineFlags& flags, const std::vector<std::string>& rest) {
   options.compute_alone = flags.alone;
   options.trace = flags.trace;
   options.routes = flags.routes;
-  options.open_reader = [&] { return OpenReader(run, options.plan, model); };
+  OpenFiles(run, options.plan, model, &options.engine);
+  options.open_reader = [&] { return OpenReader(run, model); };
   options.format = flags.json       ? TableFormat::kJson
                    : flags.csv      ? TableFormat::kCsv
                    : flags.markdown ? TableFormat::kMarkdown

@@ -299,10 +299,15 @@ class FlagSet {
     Size("--resident", &options_.resident,
          "Memory for dense weights: not yet, all of them are in memory");
     Value("--kv-dir", &options_.kv_dir,
-          "Directory for KV pages that do not fit: not yet, they stay in memory")
+          "Directory for KV pages that are not kept in memory (default: that of the output)")
         ->type_name("DIR");
-    Size("--kv-ram", &options_.kv_ram,
-         "Memory for KV pages: not yet, the plan decides from --ctx-size and --ram");
+    Parsed("--kv-ram", "SIZE|auto|all", "a size such as 16GB, auto or all",
+           "Memory for KV pages; those of further layers are on the drive (default: auto)",
+           [this](const std::string& text) {
+             options_.kv_ram = ParseSize(text);
+             options_.kv_ram_all = text == "all";
+             return options_.kv_ram || options_.kv_ram_all || text == "auto";
+           });
     Choice("--kv", &options_.f32_kv, {{"bf16", false}, {"f32", true}},
            "How keys and values are kept (default: bf16)");
   }

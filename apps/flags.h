@@ -64,7 +64,8 @@ struct RunOptions {
   // Memory; bytes. nullopt: the plan decides.
   std::optional<uint64_t> ram, kv_ram, resident;
   std::optional<SlotsOption> slots;
-  std::string kv_dir;
+  bool kv_ram_all = false;  // nothing of it goes to the drive
+  std::string kv_dir;       // "": beside the output, else the current directory
 
   // The pipeline. 0: the plan or the machine decides.
   bool dense_attention = false;

@@ -62,8 +62,6 @@ void RefuseUnsupported(const RunOptions& o) {
   const auto refuse = [](bool given, const char* flag, const char* why) {
     if (given) throw UsageError(fmt::format("{}: {}", flag, why));
   };
-  refuse(!o.kv_dir.empty(), "--kv-dir", "KV pages are kept in memory only");
-  refuse(o.kv_ram.has_value(), "--kv-ram", "the plan sizes the KV; --ctx-size and --ram change it");
   refuse(o.resident.has_value(), "--resident", "dense weights are always in memory");
 }
 
@@ -263,8 +261,8 @@ int Generate(Job job, Signals& signals) {
   EngineOptions engine_options = EngineOptionsOf(o, job.plan);
   engine_options.heat = usage.Heat(std::min(job.plan.sequences, job.plan.rows));
   if (!o.route_trace.empty()) engine_options.routes = &routes.emplace(o.route_trace, job.model);
-  Engine engine(job.model, job.tokenizer, engine_options, OpenReader(o, job.plan, job.model),
-                source);
+  OpenFiles(o, job.plan, job.model, &engine_options);
+  Engine engine(job.model, job.tokenizer, engine_options, OpenReader(o, job.model), source);
   Say(fmt::format("mode: {} threads, {}, {}, {} reads, prefetch {}", job.plan.threads, SimdTarget(),
                   engine.ReaderName(), DirectReads(o, job.plan) ? "direct" : "buffered",
                   Prefetches(o, job.plan) ? "on" : "off"));

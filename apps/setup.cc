@@ -1,8 +1,17 @@
 #include "apps/setup.h"
 
+#include <fmt/format.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
 #include <string>
+#include <system_error>
 
 #include "apps/say.h"
+#include "io/error.h"
 #include "io/file.h"
 
 namespace colibri {
@@ -17,8 +26,42 @@ bool Prefetches(const RunOptions& o, const Plan& plan) {
          (o.prefetch == OnOffAuto::kAuto && plan.slot_total < plan.expert_total);
 }
 
+namespace {
+
+// Other writers keep a part of what is free.
+constexpr uint64_t kSpaceShare = 16;
+
+// Bytes that KV may take of its directory. A file system in memory would take what the plan has not
+// counted: it is used only by name.
+uint64_t KvSpace(const RunOptions& o) {
+  if (o.kv_ram_all) return 0;
+  const std::string directory = KvDirectory(o);
+  struct statfs info {};
+  if (statfs(directory.c_str(), &info) != 0) {
+    if (o.kv_dir.empty()) return 0;
+    throw UsageError(fmt::format("--kv-dir {}: {}", directory, std::strerror(errno)));
+  }
+  if (o.kv_dir.empty() && (info.f_type == TMPFS_MAGIC || info.f_type == RAMFS_MAGIC)) return 0;
+  const uint64_t free = static_cast<uint64_t>(info.f_bavail) * static_cast<uint64_t>(info.f_bsize);
+  return free - free / kSpaceShare;
+}
+
+}  // namespace
+
+std::string KvDirectory(const RunOptions& o) {
+  if (!o.kv_dir.empty()) return o.kv_dir;
+  std::error_code ignored;
+  const std::filesystem::path output = o.output;
+  const bool device = std::filesystem::exists(output, ignored) &&
+                      !std::filesystem::is_regular_file(output, ignored);
+  if (o.output == "-" || device || output.parent_path().empty()) return ".";
+  return output.parent_path().string();
+}
+
 PlanRequest PlanRequestOf(const RunOptions& o) {
   PlanRequest r;
+  r.kv_ram = o.kv_ram;
+  r.kv_space = KvSpace(o);
   r.ram = o.ram;
   if (o.slots) {
     (o.slots->percent ? r.slot_share : r.slot_count) =
@@ -50,6 +93,7 @@ EngineOptions EngineOptionsOf(const RunOptions& o, const Plan& plan) {
   e.scheduler.ahead_bytes = plan.ahead;
   e.kv_pages = plan.kv_pages;
   e.page_tokens = plan.page_tokens;
+  e.kv_ram_layers = plan.kv_ram_layers;
   e.kv_type = o.f32_kv ? KvType::kF32 : KvType::kBF16;
   e.slots = plan.slot_classes;
   e.prefetch = Prefetches(o, plan);
@@ -61,11 +105,18 @@ EngineOptions EngineOptionsOf(const RunOptions& o, const Plan& plan) {
 // Experts that are read again and again are read past the page cache: it holds none of them long
 // enough, and takes memory that is slots' (decisions: reading). Those that all stay are read once,
 // and the page cache may have them from the last run.
-std::unique_ptr<Reader> OpenReader(const RunOptions& o, const Plan& plan, Model& model) {
+void OpenFiles(const RunOptions& o, const Plan& plan, Model& model, EngineOptions* engine) {
+  FileTable& files = model.Files().Files();
   if (DirectReads(o, plan)) {
-    const std::string note = model.Files().Files().EnableDirect();
+    const std::string note = files.EnableDirect();
     if (!note.empty() && o.direct == OnOffAuto::kOn) Say(note);
   }
+  if (plan.kv_file == 0) return;
+  engine->kv_file.file = files.AddScratch(KvDirectory(o), plan.kv_file);
+  engine->kv_file.path = files.Path(engine->kv_file.file);
+}
+
+std::unique_ptr<Reader> OpenReader(const RunOptions& o, const Model& model) {
   ReaderOptions options;
   if (o.io_depth > 0) options.depth = o.io_depth;
   if (o.prefetch_depth > 0) options.prefetch_depth = o.prefetch_depth;

@@ -78,7 +78,8 @@ std::string MachineSummary(const EngineStats& stats, const Plan& plan) {
   const CacheStats& c = stats.cache;
   const OverlapFigures& o = stats.overlap;
   const double total = std::max(1e-9, o.Total());
-  const double a_second = Rate(static_cast<double>(c.BytesRead()), stats.seconds);
+  const uint64_t read = c.BytesRead() + stats.kv.bytes_read;
+  const double a_second = Rate(static_cast<double>(read), stats.seconds);
   std::string text;
   const SchedulerStats& lines = stats.scheduler;
   if (lines.cached_tokens > 0) {
@@ -86,8 +87,12 @@ std::string MachineSummary(const EngineStats& stats, const Plan& plan) {
                        lines.cached_tokens, lines.prompt_tokens);
   }
   text += fmt::format("{} read, {}/s; experts: {:.1f} % hits of {}; hints {} read, {} used\n",
-                      SizeText(c.BytesRead()), SizeText(static_cast<uint64_t>(a_second)),
-                      100 * c.HitRate(), c.Asked(), c.hints_read, c.hints_used);
+                      SizeText(read), SizeText(static_cast<uint64_t>(a_second)), 100 * c.HitRate(),
+                      c.Asked(), c.hints_read, c.hints_used);
+  if (stats.kv.bytes_read + stats.kv.bytes_written > 0) {
+    text += fmt::format("KV pages: {} read, {} written\n", SizeText(stats.kv.bytes_read),
+                        SizeText(stats.kv.bytes_written));
+  }
   text += fmt::format(
       "time: {:.0f} % reading and computing at once, {:.0f} % computing only, {:.0f} % reading "
       "only, {:.0f} % neither\n",

@@ -1,3 +1,4 @@
+// Length: what a width gets depends on all other parts; one search over all of them.
 #include "runtime/plan.h"
 
 #include <fmt/format.h>
@@ -146,10 +147,15 @@ double BytesAlone(const Model& model) {
   return bytes * model.Config().top_k / std::max(1, model.Config().experts);
 }
 
+// Pages that an answer holds on average.
+uint64_t HeldPages(const PlanRequest& r, const Plan& p) {
+  const int32_t held = r.held_tokens > 0 ? std::min(r.held_tokens, p.context) : p.context / 4;
+  return Pages(std::max(1, held), p.page_tokens);
+}
+
 void Estimate(const Model& model, const PlanRequest& r, Plan* p) {
   const ModelConfig& c = model.Config();
-  const int32_t held = r.held_tokens > 0 ? std::min(r.held_tokens, p->context) : p->context / 4;
-  const double pages = static_cast<double>(Pages(std::max(1, held), p->page_tokens));
+  const auto pages = static_cast<double>(HeldPages(r, *p));
   p->together = std::clamp(p->kv_pages / pages, 1.0, static_cast<double>(p->sequences));
   // Answers that all start together soon have no prompts beside them.
   const bool replaced = r.answers.value_or(UINT64_MAX) > N(p->sequences);
@@ -165,6 +171,11 @@ void Estimate(const Model& model, const PlanRequest& r, Plan* p) {
   }
   p->resident_share = all > 0 ? resident / all : 1;
   p->sweep_bytes = static_cast<uint64_t>(p->union_share * (all - resident));
+  // Every page that is held is read, and as many are written as the rows fill.
+  const double used = std::min<double>(p->kv_pages, p->together * pages);
+  const double on_drive = static_cast<double>(p->kv_file) / std::max(1, p->kv_pages);
+  p->kv_sweep_bytes = static_cast<uint64_t>(on_drive * (used + p->filled_rows / p->page_tokens));
+  p->sweep_bytes += p->kv_sweep_bytes;
 }
 
 // Bytes a row: what it reads, or what its arithmetic takes if that is more.
@@ -174,9 +185,26 @@ double RowCost(const Model& model, const Plan& p) {
 }
 
 void SetPages(const Model& model, const PlanRequest& r, uint64_t pages, Plan* p) {
-  p->kv_pages = static_cast<int32_t>(std::min<uint64_t>(pages, 1u << 30));
-  p->kv = N(p->kv_pages) * KvShapeOf(model, r.page_tokens, r.kv_type).PageBytes();
+  p->kv_pages = static_cast<int32_t>(std::min<uint64_t>(pages, 1u << 24));
+  const KvLayout layout(
+      KvShapeOf(model, r.page_tokens, r.kv_type), p->kv_pages,
+      KvStreamingOf(model, p->kv_ram_layers, r.frames, p->rows, p->sequences, p->context));
+  p->kv = layout.MemoryBytes();
+  p->kv_file = layout.FileBytes();
 }
+
+// The pages of as many layers in memory as `room` holds.
+void SetStreamedPages(const Model& model, const PlanRequest& r, uint64_t pages, uint64_t room,
+                      Plan* p) {
+  p->kv_ram_layers = model.Config().layers - 1;
+  SetPages(model, r, pages, p);
+  while (p->kv > room && p->kv_ram_layers > 0) {
+    --p->kv_ram_layers;
+    SetPages(model, r, pages, p);
+  }
+}
+
+uint64_t LimitOf(const Plan& p) { return p.budget > p.margin ? p.budget - p.margin : 0; }
 
 // The least for frames of `rows` rows: pages for one context, a slot of each class.
 void SetWidth(const Model& model, const PlanRequest& r, int32_t rows, Plan* p) {
@@ -186,16 +214,41 @@ void SetWidth(const Model& model, const PlanRequest& r, int32_t rows, Plan* p) {
   p->sequences = static_cast<int32_t>(std::min(N(r.sequences > 0 ? r.sequences : rows), answers));
   p->scratch = Scratch(model, r, rows, p->sequences, p->context);
   SetLines(r, p);
+  p->kv_ram_layers = INT32_MAX;
   SetPages(model, r, Pages(p->context, r.page_tokens), p);
   p->slot_classes = SlotsFor(model, r, 0);
   p->slots = SlotBytes(p->slot_classes);
+  if (p->Total() <= LimitOf(*p) || r.kv_space == 0) return;
+  Plan streamed = *p;
+  SetStreamedPages(model, r, N(p->kv_pages), 0, &streamed);
+  if (streamed.kv < p->kv && streamed.kv_file <= r.kv_space) *p = std::move(streamed);
 }
 
-uint64_t LimitOf(const Plan& p) { return p.budget > p.margin ? p.budget - p.margin : 0; }
+// Pages of some layers on the drive: what all sequences hold on average, a quarter more, or less
+// where that costs less. The first layers' stay in memory as far as it goes: a byte of them that is
+// held is one that no sweep reads, a byte of slots saves a share of that. `room`: for pages,
+// `both`: for pages and slots.
+std::optional<Plan> Streamed(const Model& model, const PlanRequest& r, const Plan& least,
+                             uint64_t room, uint64_t both, uint64_t most) {
+  std::optional<Plan> best;
+  const uint64_t first = N(least.kv_pages);
+  const uint64_t last =
+      std::clamp(N(least.sequences) * HeldPages(r, least) * 5 / 4, first, std::max(first, most));
+  for (uint64_t i = 0; i <= kSplits; ++i) {
+    Plan tried = least;
+    SetStreamedPages(model, r, first + (last - first) * i / kSplits, room, &tried);
+    if (tried.kv > room || tried.kv_file > r.kv_space) continue;
+    tried.slot_classes = SlotsFor(model, r, both - tried.kv);
+    tried.slots = SlotBytes(tried.slot_classes);
+    Estimate(model, r, &tried);
+    if (!best || RowCost(model, tried) < RowCost(model, *best)) best = std::move(tried);
+  }
+  return best;
+}
 
-// Shares out what is left between pages and slots. Whatever the pages gain, some slots are kept: a
-// quarter of a layer, so that reading goes on while attention computes.
-void ShareOut(const Model& model, const PlanRequest& r, Plan* p) {
+// Shares out what is left between pages, all of them in memory, and slots. Whatever the pages gain,
+// `streaming` bytes of slots are kept.
+void ShareInMemory(const Model& model, const PlanRequest& r, uint64_t streaming, Plan* p) {
   const uint64_t limit = LimitOf(*p), rest = limit - p->Total();
   const uint64_t page = p->kv / N(p->kv_pages), least = N(p->kv_pages);
   const uint64_t most =
@@ -212,11 +265,6 @@ void ShareOut(const Model& model, const PlanRequest& r, Plan* p) {
     *p = with_pages(rest);
     return;
   }
-  uint64_t streaming = 0;
-  for (const Model::ExpertClass& c : model.ExpertClasses()) {
-    if (Used(model, c))
-      streaming = std::max(streaming, c.slot_bytes * N(model.Config().experts / 4));
-  }
   const uint64_t room = rest - std::min(streaming, rest / 4);
   Plan best = with_pages(0);
   for (uint64_t i = 1; i <= kSplits; ++i) {
@@ -228,6 +276,34 @@ void ShareOut(const Model& model, const PlanRequest& r, Plan* p) {
   SetPages(model, r, std::min(pages, most), &best);
   Estimate(model, r, &best);
   *p = std::move(best);
+}
+
+// Pages go to the drive where not all that the sequences may need are in memory and a row costs
+// less that way, or where --kv-ram or the budget has no room for them.
+void ShareOut(const Model& model, const PlanRequest& r, Plan* p) {
+  // Of slots a quarter of a layer is kept, so that reading goes on while attention computes.
+  uint64_t streaming = 0;
+  for (const Model::ExpertClass& c : model.ExpertClasses()) {
+    if (Used(model, c))
+      streaming = std::max(streaming, c.slot_bytes * N(model.Config().experts / 4));
+  }
+  const Plan least = *p;
+  const bool fits = p->kv_file == 0;
+  if (fits) ShareInMemory(model, r, streaming, p);
+  const uint64_t most = N(p->sequences) * Pages(MostTokens(r, p->context), r.page_tokens);
+  const bool must = !fits || p->kv > r.kv_ram.value_or(UINT64_MAX);
+  if (r.kv_space == 0 || (!must && N(p->kv_pages) >= most)) return;
+  const uint64_t both = LimitOf(least) - (least.Total() - least.kv - least.slots);
+  uint64_t kept = least.slots;
+  if (!r.slot_count && !r.slot_share) {
+    kept = std::max(kept, std::min(streaming, (both - kept) / 4));
+  }
+  // What has been found to fit is tried at any rate.
+  const uint64_t room =
+      std::max(std::min(both - kept, r.kv_ram.value_or(UINT64_MAX)), fits ? uint64_t{0} : least.kv);
+  std::optional<Plan> streamed = Streamed(model, r, least, room, both, most);
+  if (!streamed) return;
+  if (must || RowCost(model, *streamed) < kWiderGain * RowCost(model, *p)) *p = *streamed;
 }
 
 [[noreturn]] void DoesNotFit(const Model& model, const PlanRequest& r, const Plan& p) {
@@ -412,6 +488,13 @@ Plan MakePlan(const Model& model, const PlanRequest& asked) {
   const PlanRequest r = CutToUse(asked, p.context);
   p.frames = r.frames;
   p = Best(model, r, p);
+  if (p.kv > r.kv_ram.value_or(UINT64_MAX)) {
+    Plan smallest = p;
+    if (r.kv_space > 0) SetStreamedPages(model, r, Pages(p.context, p.page_tokens), 0, &smallest);
+    throw UsageError(fmt::format("--kv-ram {}: KV takes {} at least{}", SizeText(*r.kv_ram),
+                                 SizeText(std::min(p.kv, smallest.kv)),
+                                 r.kv_space == 0 ? ", without a file (--kv-dir)" : ""));
+  }
   for (const SlotClass& s : p.slot_classes) p.slot_total += s.count;
   for (const Model::ExpertClass& e : model.ExpertClasses()) {
     p.expert_total += Used(model, e) || r.slot_count || r.slot_share ? e.experts : 1;
@@ -431,6 +514,7 @@ std::string Plan::Line() const {
       SizeText(Total()), SizeText(budget), budget_source, SizeText(dense), SizeText(kv),
       N(kv_pages) * N(page_tokens), SizeText(scratch), SizeText(lines), slot_total, expert_total,
       SizeText(slots), rows, sequences, threads);
+  if (kv_file > 0) text += fmt::format("; KV file {}", SizeText(kv_file));
   if (sweep_bytes > 0) text += fmt::format("; a sweep reads {}", SizeText(sweep_bytes));
   return text;
 }
@@ -448,6 +532,11 @@ std::string Plan::Table() const {
   size("dense weights", dense, "attention, shared experts, dense layers, head, embedding");
   size("KV", kv,
        fmt::format("{} pages of {} tokens; --ctx-size {}", kv_pages, page_tokens, context));
+  if (kv_file > 0) {
+    size("KV file", kv_file,
+         fmt::format("pages of the layers from {} on; a sweep reads and writes {}", kv_ram_layers,
+                     SizeText(kv_sweep_bytes)));
+  }
   size("scratch", scratch,
        fmt::format("{} frame(s) of {} rows, {} of them prefill; {} sequences", frames, rows,
                    prefill_rows, sequences));

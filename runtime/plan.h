@@ -41,6 +41,10 @@ struct PlanRequest {
   bool reads_ahead = false;   // lines are read before there is a sequence for them
   int32_t page_tokens = kDefaultPageTokens;
   KvType kv_type = KvType::kBF16;
+  // --kv-ram SIZE: most memory for KV. What the pages of some layers would take beyond it, or where
+  // it is not given what the plan gains by it, is on the drive, if that has room.
+  std::optional<uint64_t> kv_ram;
+  uint64_t kv_space = 0;  // bytes that KV may take of the drive; 0: all pages stay in memory
 };
 
 struct Plan {
@@ -57,6 +61,9 @@ struct Plan {
 
   int32_t threads = 1, frames = 1, rows = 0, sequences = 0, prefill_rows = 0, context = 0;
   int32_t kv_pages = 0, page_tokens = 0;
+  int32_t kv_ram_layers = INT32_MAX;  // of later layers the pages are on the drive
+  uint64_t kv_file = 0;               // and take so much of it
+  uint64_t kv_sweep_bytes = 0;        // of sweep_bytes, those of KV
   // Most rows x context of a frame's prompts (SchedulerOptions).
   int64_t PrefillWork() const;
   std::vector<SlotClass> slot_classes;        // as Model::ExpertClasses()
