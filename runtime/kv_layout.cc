@@ -55,9 +55,9 @@ KvLayout::KvLayout(const KvShape& shape, int32_t pages, const KvStreaming& strea
     streamed_index_before_.push_back(streamed_index_before_.back() + streamed * indexed);
   }
   if (!Streams()) return;
-  // Twice what prompts of a whole frame complete; or, where many answers grow in step, a quarter of
+  // Twice what prompts of a whole frame complete; or, where many answers grow in step, an eighth of
   // them, which puts them out of step.
-  most_completed_ = std::max(2 * streaming.rows / shape.page_tokens, streaming.sequences / 4) + 2;
+  most_completed_ = std::max(2 * streaming.rows / shape.page_tokens, streaming.sequences / 8) + 2;
   const int32_t written = 2 * streaming.frames * most_completed_;
   hot_slots_ = streaming.sequences + written;
   ids_ = pages + written;

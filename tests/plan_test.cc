@@ -1,5 +1,5 @@
 // The memory plan: what the machine and its cgroups leave, how it is shared out, and what is said
-// when it is too little.
+// when it is too little. Length: all of it is about one function, with one set of models.
 #include "runtime/plan.h"
 
 #include <doctest/doctest.h>
@@ -82,8 +82,9 @@ const Model& RealSize() {
   return model;
 }
 
-Plan RealPlan(uint64_t gigabytes, std::optional<uint64_t> answers = {}) {
+Plan RealPlan(uint64_t gigabytes, std::optional<uint64_t> answers = {}, uint64_t kv_space = 0) {
   PlanRequest r;
+  r.kv_space = kv_space;
   r.ram = gigabytes * 1'000'000'000;
   r.threads = 8;
   r.answers = answers;
@@ -484,6 +485,67 @@ TEST_CASE("sizes have three digits and a unit") {
   CHECK(SizeText(21'300'000'000) == "21.3 GB");
   CHECK(SizeText(384'000'000'000) == "384 GB");
   CHECK(SizeText(1'250'000'000'000) == "1.25 TB");
+}
+
+TEST_CASE("at real size KV on the drive makes frames wider and a row cheaper") {
+  const Plan memory = RealPlan(25), drive = RealPlan(25, {}, 500'000'000'000);
+  CHECK(memory.kv_file == 0);
+  CHECK(drive.kv_file > 30'000'000'000);
+  CHECK(drive.kv_file < 500'000'000'000);
+  CHECK(drive.kv_ram_layers < 20);
+  CHECK(drive.together > 4 * memory.together);
+  // What a sweep reads grows by an eighth, what a row reads shrinks to a quarter.
+  CHECK(drive.kv_sweep_bytes > 30'000'000'000);
+  CHECK(drive.sweep_bytes / 6 < memory.sweep_bytes / 5);
+  const auto row = [](const Plan& p) { return static_cast<double>(p.sweep_bytes) / p.filled_rows; };
+  CHECK(row(drive) < 0.3 * row(memory));
+  CHECK(Contains(drive.Line(), "KV file "));
+  CHECK(Contains(drive.Table(), "KV file "));
+  // Little room on the drive is not exceeded.
+  const Plan little = RealPlan(25, {}, 20'000'000'000);
+  CHECK(little.kv_file <= 20'000'000'000);
+  CHECK(row(little) < row(memory));
+  // Where memory holds all that answers may need, nothing goes to the drive.
+  CHECK(RealPlan(600, {}, 500'000'000'000).kv_file == 0);
+  CHECK(RealPlan(64, 20, 500'000'000'000).kv_file == 0);
+}
+
+TEST_CASE("a memory for KV by hand is not exceeded, and what it lacks is on the drive") {
+  PlanRequest r = Wanted(400'000'000);
+  r.answers = 64;
+  r.kv_space = 1'000'000'000;
+  const Plan all = MakePlan(SmallModel(), r);
+  REQUIRE(all.kv_file == 0);
+  uint64_t last = UINT64_MAX;
+  for (const uint64_t share : {2, 3, 4}) {
+    r.kv_ram = all.kv / share;
+    const Plan p = MakePlan(SmallModel(), r);
+    CHECK(p.kv <= *r.kv_ram);
+    CHECK(p.kv < last);
+    CHECK(p.kv_file > 0);
+    CHECK(p.kv_pages >= 512 / p.page_tokens);
+    CHECK(p.Total() <= Limit(p));
+    last = p.kv;
+  }
+  r.kv_ram = all.kv;
+  CHECK(MakePlan(SmallModel(), r).kv_file == 0);
+  r.kv_ram = 1000;
+  CHECK(Contains(Refusal(r), "--kv-ram 1 kB: KV takes "));
+  CHECK_FALSE(Contains(Refusal(r), "--kv-dir"));
+  r.kv_space = 0;
+  CHECK(Contains(Refusal(r), "without a file (--kv-dir)"));
+}
+
+TEST_CASE("a context that memory cannot hold is held by the drive") {
+  PlanRequest r;
+  r.ram = 20'000'000'000;
+  r.context = 131'072;
+  CHECK_THROWS_AS(MakePlan(RealSize(), r), UsageError);
+  r.kv_space = 100'000'000'000;
+  const Plan p = MakePlan(RealSize(), r);
+  CHECK(p.kv_file > 10'000'000'000);
+  CHECK(p.kv_pages >= 131'072 / p.page_tokens);
+  CHECK(p.Total() <= Limit(p));
 }
 
 }  // namespace colibri
