@@ -102,6 +102,7 @@ class KvStore {
   // stored `stored` can be stored while hot slots are as scarce as they are and `completed` pages
   // more may be completed.
   bool Streams() const { return layout_.Streams(); }
+  int32_t FreeHotSlots() const { return hot_.Free(); }
   int32_t RowsWithin(const KvPages& pages, int32_t stored, int32_t rows, int32_t completed) const;
   // Takes notice of the writes that have ended.
   void CollectWrites();
