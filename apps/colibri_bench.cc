@@ -51,10 +51,14 @@ struct PipelineFlags {
 RunOptions RunOptionsOf(std::vector<std::string> arguments) {
   for (const std::string& argument : arguments) {
     static const std::vector<std::string> kPipeline = {
-        "-m",         "--model",        "--ctx-size",   "--ram",      "--slots", "--attention",
-        "--threads",  "--frames",       "--max-rows",   "--max-seqs", "--io",    "--prefill-rows",
-        "--io-depth", "--io-limit",     "--direct",     "--prefetch", "--kv",    "--prefetch-depth",
-        "--draft",    "--cache-policy", "--activations"};
+        "-m",         "--model",        "--ctx-size",
+        "--ram",      "--slots",        "--attention",
+        "--threads",  "--frames",       "--max-rows",
+        "--max-seqs", "--io",           "--prefill-rows",
+        "--io-depth", "--io-limit",     "--direct",
+        "--prefetch", "--kv",           "--prefetch-depth",
+        "--draft",    "--cache-policy", "--activations",
+        "--kv-ram",   "--kv-dir"};
     const std::string name = argument.substr(0, argument.find('='));
     if (name.starts_with("-") &&
         std::find(kPipeline.begin(), kPipeline.end(), name) == kPipeline.end()) {

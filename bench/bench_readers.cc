@@ -4,11 +4,13 @@
 #include <chrono>
 
 #include "io/memory.h"
+#include "io/read_hub.h"
 
 namespace colibri {
 
 void NotingReader::Submit(const ReadJob& job) {
-  if (!job.write) {
+  // The experts' port is the engine's first.
+  if (!job.write && job.id >> ReadHub::kIdBits == 0) {
     const std::lock_guard lock(mutex_);
     items_->push_back(static_cast<uint32_t>(job.id));  // the cache's ids are generation and item
   }

@@ -18,7 +18,7 @@
 
 namespace colibri {
 
-// Passes everything on and appends the item of each read to `items`, which outlives it.
+// Passes everything on and appends the item of each expert read to `items`, which outlives it.
 class NotingReader final : public Reader {
  public:
   NotingReader(std::unique_ptr<Reader> reader, std::vector<uint32_t>* items)

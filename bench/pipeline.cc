@@ -59,6 +59,8 @@ Counts Since(const Counts& before, const Counts& all) {
         &CacheStats::hints_dropped, &CacheStats::hints_read, &CacheStats::hints_used}) {
     now.*field -= old.*field;
   }
+  c.stats.kv.bytes_read -= before.stats.kv.bytes_read;
+  c.stats.kv.bytes_written -= before.stats.kv.bytes_written;
   SchedulerStats& s = c.stats.scheduler;
   s.prompt_tokens -= before.stats.scheduler.prompt_tokens;
   s.frames_filled -= before.stats.scheduler.frames_filled;
@@ -130,9 +132,10 @@ struct Figures {
   double raw = 0;    // bytes a second of reading the same experts with nothing else going on
   double alone = 0;  // seconds of the same run when nothing is read; 0: not measured
 
-  uint64_t Read() const { return counts.stats.cache.BytesRead(); }
+  uint64_t Read() const { return counts.stats.cache.BytesRead() + counts.stats.kv.bytes_read; }
   uint64_t Useful() const {
-    return counts.stats.cache.bytes_demand + counts.stats.cache.bytes_prefetch_used;
+    const CacheStats& c = counts.stats.cache;
+    return c.bytes_demand + c.bytes_prefetch_used + counts.stats.kv.bytes_read;
   }
   // The longer of reading what was needed and computing.
   double Ideal() const {
@@ -196,6 +199,7 @@ Figures Measure(const Model& model, const Tokenizer& tokenizer, const PipelineOp
   f.raw = raw_after > 0 ? (raw_before + raw_after) / 2 : raw_before;
   if (options.compute_alone) {
     engine.prefetch = false;
+    engine.kv_check = false;  // pages come back as whatever the windows hold
     f.alone = RunOnce(model, tokenizer, options, engine, prompts, std::make_unique<InstantReader>(),
                       "", "")
                   .counts.stats.seconds;
@@ -237,6 +241,10 @@ std::vector<Row> Rows(const Figures& f, const PipelineOptions& options) {
   number("GB/sweep", Ratio(Giga(f.Read()), sweeps),
          fmt::format("of the {:.3f} GB that the experts asked for have",
                      Ratio(Giga(f.union_bytes), sweeps)));
+  if (stats.kv.bytes_read + stats.kv.bytes_written > 0) {
+    number("KV GB read", Giga(stats.kv.bytes_read), "of it");
+    number("KV GB written", Giga(stats.kv.bytes_written), "");
+  }
   number("GB/s", rate / 1e9, "while reading");
   number("raw GB/s", f.raw / 1e9, "the same experts read with nothing else going on");
   number("hits", 100 * c.HitRate(),

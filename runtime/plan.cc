@@ -385,6 +385,11 @@ Plan Best(const Model& model, const PlanRequest& r, const Plan& empty) {
     if (width > 1 && p.scratch + lists > (LimitOf(p) - fixed) / 8) continue;
     ShareOut(model, r, &p);
     const double gain = best && p.rows > best->rows ? kWiderGain : kNarrowerGain;
+    const auto within = [&r](const Plan& one) { return one.kv <= r.kv_ram.value_or(UINT64_MAX); };
+    if (best && within(p) != within(*best)) {
+      if (within(p)) best = std::move(p);
+      continue;
+    }
     if (!best || RowCost(model, p) < gain * RowCost(model, *best)) best = std::move(p);
   }
   return *best;
