@@ -142,8 +142,9 @@ void Stages::WideProduct(const PackedMatrix& w, const float* x, size_t rows, flo
 
 void Stages::QuantiseNormed(Frame& frame, int32_t layer) const {
   frame.normed8 = {};
-  PackedMatrix gate = model_.Layer(layer).ffn.gate;
-  if (model_.Config().Sparse(layer)) gate = model_.Expert(model_.ExpertItem(layer, 0)).gate.shape;
+  const PackedMatrix& gate = model_.Config().Sparse(layer)
+                                 ? model_.Expert(model_.ExpertItem(layer, 0)).gate.shape
+                                 : model_.Layer(layer).ffn.gate;
   if (!model_.Int8Activations() || !TakesInt8(gate)) return;
   frame.normed8 =
       ParallelQuantise(parallel_, gate, frame.normed, nullptr, frame.Rows(), frame.normed8_memory);

@@ -57,11 +57,13 @@ struct Part {
   uint64_t* at;
 };
 
-// Extents over the parts in file order, and the parts' places in the slot.
-void LayOut(std::vector<Part>& parts, ExpertLayout& expert) {
+// Extents over the parts in file order, and the parts' places where they are read to. Returns the
+// bytes they fill.
+uint64_t LayOut(std::vector<Part>& parts, std::vector<Extent>* to, uint64_t* useful) {
   std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) {
     return std::pair(a.entry->file, a.entry->offset) < std::pair(b.entry->file, b.entry->offset);
   });
+  uint64_t filled = 0;
   std::vector<Extent> extents;
   for (const Part& part : parts) {
     const TensorEntry& e = *part.entry;
@@ -69,15 +71,16 @@ void LayOut(std::vector<Part>& parts, ExpertLayout& expert) {
     const uint64_t end = (e.offset + e.bytes + kIoAlign - 1) / kIoAlign * kIoAlign;
     const bool joins = !extents.empty() && extents.back().file == e.file &&
                        begin <= extents.back().offset + extents.back().bytes;
-    if (!joins) extents.push_back({e.file, begin, 0, expert.slot_bytes});
+    if (!joins) extents.push_back({e.file, begin, 0, filled});
     Extent& extent = extents.back();
     const uint64_t bytes = std::max(extent.bytes, end - extent.offset);
-    expert.slot_bytes += bytes - extent.bytes;
+    filled += bytes - extent.bytes;
     extent.bytes = bytes;
     *part.at = extent.dest + (e.offset - extent.offset);
-    expert.useful_bytes += e.bytes;
+    *useful += e.bytes;
   }
-  expert.extents.assign(extents.begin(), extents.end());
+  to->assign(extents.begin(), extents.end());
+  return filled;
 }
 
 }  // namespace
@@ -194,7 +197,7 @@ struct Model::Resolver {
       add("gate_proj.weight", width, hidden, expert.gate);
       add("up_proj.weight", width, hidden, expert.up);
       add("down_proj.weight", hidden, width, expert.down);
-      LayOut(parts, expert);
+      expert.slot_bytes = LayOut(parts, &expert.extents, &expert.useful_bytes);
     }
   }
 
@@ -305,7 +308,26 @@ Model::Model(const std::vector<std::string>& directories)
   if (!resolver.missing.Empty()) throw ModelError(resolver.missing.Message(container_));
   resolver.SettleGroups();
   resolver.Classify();
-  dense_bytes_ = Dense::TotalBytes(*this);
+  Dense::MakeBlocks(*this);
+}
+
+void Model::Dense::MakeBlocks(Model& m) {
+  m.blocks_.assign(m.layers_.size(), {});
+  for (int32_t layer = 0; layer < m.LayerCount(); ++layer) {
+    DenseBlock& block = m.blocks_[static_cast<size_t>(layer)];
+    std::vector<std::string> names;
+    VisitBlock(m.config_, layer, m.layers_[static_cast<size_t>(layer)],
+               [&](const std::string& name, const PackedMatrix&) { names.push_back(name); });
+    block.places.resize(names.size());
+    std::vector<Part> parts;
+    for (size_t i = 0; i < names.size(); ++i) {
+      const std::string full = LayerPrefix(layer) + names[i];
+      parts.push_back({m.container_.Find(full), &block.places[i].data_at});
+      const TensorEntry* scales = m.container_.Find(full + ".qs");
+      if (scales != nullptr) parts.push_back({scales, &block.places[i].scales_at});
+    }
+    block.bytes = LayOut(parts, &block.extents, &block.useful_bytes);
+  }
 }
 
 }  // namespace colibri

@@ -1,11 +1,14 @@
 // A model: its configuration, its dense weights in memory (packed as on disk) and, for every routed
 // expert, where its bytes lie and how they look once read into a slot.
 //
-// Opening reads headers only (enough for the plan); LoadDense reads the dense weights.
-// Threads: LoadDense once; everything const from any thread afterwards.
+// Opening reads headers only (enough for the plan); LoadDense reads the dense weights, all of them
+// or those that are to stay in memory. The others are read with each sweep
+// (runtime/dense_stream.h).
+// Threads: LoadDense once; everything const from any thread afterwards, but see PlaceLayer.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -59,6 +62,27 @@ struct ExpertLayout {
   Matrix gate, up, down;
 };
 
+// Which dense weights stay in memory. Norms, biases, routers, the head and the embedding's scales
+// always do.
+struct DenseResidents {
+  // The blocks of the first so many layers; the others are read with each sweep.
+  int32_t layers = std::numeric_limits<int32_t>::max();
+  bool embedding = true;  // false: rows are read as tokens need them
+  bool mtp = true;        // false: nothing of the MTP layer is loaded, there are no drafts
+  bool operator==(const DenseResidents&) const = default;
+};
+
+// A layer's large matrices as one thing to read: attention, indexer, dense FFN or shared expert.
+struct DenseBlock {
+  std::vector<Extent> extents;  // as an expert's
+  uint64_t bytes = 0;           // what the extents fill
+  uint64_t useful_bytes = 0;    // without rounding
+  struct Place {
+    uint64_t data_at = 0, scales_at = 0;
+  };
+  std::vector<Place> places;  // of the matrices in their order
+};
+
 class Model {
  public:
   // Headers and config only. Directories as in Container. Throws ModelError: with every missing
@@ -69,8 +93,9 @@ class Model {
   ~Model();
   Model(Model&&) noexcept;
 
-  // Reads the dense weights into one populated arena of DenseBytes(). Throws IoError.
-  void LoadDense();
+  // Reads the dense weights that are to stay into one populated arena; with the tables they are
+  // DenseBytes(residents). Throws IoError.
+  void LoadDense(const DenseResidents& residents = {});
 
   const ModelConfig& Config() const { return config_; }
   ModelConfig& MutableConfig() { return config_; }  // latent_eps, index_top_k: before LoadDense
@@ -82,6 +107,7 @@ class Model {
   // Tests make mistakes in a loaded model through these two, so that no engine needs a switch.
   LayerWeights& MutableLayer(int32_t layer) { return layers_[static_cast<size_t>(layer)]; }
   ExpertLayout& MutableExpert(uint32_t item) { return experts_[item]; }
+  // Without data where its rows are read as tokens need them.
   const PackedMatrix& Embedding() const { return embedding_; }
   const PackedMatrix& Head() const { return head_; }
   const std::vector<float>& FinalNorm() const { return final_norm_; }
@@ -120,7 +146,16 @@ class Model {
   const std::vector<ExpertClass>& ExpertClasses() const { return classes_; }
 
   // What LoadDense takes from memory, tables included.
-  uint64_t DenseBytes() const { return dense_bytes_; }
+  uint64_t DenseBytes(const DenseResidents& residents = {}) const;
+  // Of every layer with weights, whether it is in memory or not.
+  const DenseBlock& Block(int32_t layer) const { return blocks_[static_cast<size_t>(layer)]; }
+  // The layer's block is not in memory. After LoadDense.
+  bool Streams(int32_t layer) const { return layer >= residents_.layers && layer < config_.layers; }
+  const DenseResidents& Residents() const { return residents_; }
+  // Layer(layer) shows the block that was read to `base`; nullptr: it shows none. Only where the
+  // bytes lie changes, not what they are. For layers that Streams() names, while nobody computes
+  // with the layer.
+  void PlaceLayer(int32_t layer, const std::byte* base) const;
   // "int4-g64 experts, int4-g64 attention, int8-row head" for the banner.
   std::string FormatSummary() const;
 
@@ -129,7 +164,7 @@ class Model {
   struct Dense;
   Container container_;
   ModelConfig config_;
-  std::vector<LayerWeights> layers_;
+  mutable std::vector<LayerWeights> layers_;  // PlaceLayer moves views into them
   std::optional<MtpWeights> mtp_;
   PackedMatrix embedding_, head_;
   std::vector<float> final_norm_;
@@ -140,7 +175,8 @@ class Model {
   std::vector<int32_t> expert_layer_;
   std::vector<ExpertLayout> experts_;
   std::vector<ExpertClass> classes_;
-  uint64_t dense_bytes_ = 0;
+  std::vector<DenseBlock> blocks_;
+  DenseResidents residents_;
   PopulatedBuffer arena_;
 };
 

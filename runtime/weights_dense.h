@@ -11,11 +11,30 @@
 namespace colibri {
 
 struct Model::Dense {
+  // Passes on what stays in memory.
+  template <class Visitor>
+  struct Filter {
+    const ModelConfig& config;
+    const DenseResidents& residents;
+    Visitor& visit;
+
+    bool Held(int32_t layer) const { return layer < config.layers || residents.mtp; }
+    void Matrix(int32_t layer, const std::string& name, int64_t rows, int64_t cols,
+                PackedMatrix& m) const {
+      const bool in_block = layer >= 0 && layer < config.layers && name != kRouterName;
+      if (!Held(layer) || (in_block && layer >= residents.layers)) return;
+      visit.Matrix(layer, name, rows, cols, m, name != kEmbeddingName || residents.embedding);
+    }
+    void Vector(int32_t layer, const std::string& name, int64_t size, std::vector<float>& v) const {
+      if (Held(layer)) visit.Vector(layer, name, size, v);
+    }
+  };
+
   // Calls the visitor (runtime/weights_visit.h) for every dense tensor of the model.
   template <class Visitor>
   static void Visit(Model& m, Visitor&& visit) {
     const ModelConfig& c = m.config_;
-    visit.Matrix(-1, "model.embed_tokens.weight", c.vocab, c.hidden, m.embedding_);
+    visit.Matrix(-1, std::string(kEmbeddingName), c.vocab, c.hidden, m.embedding_);
     visit.Matrix(-1, "lm_head.weight", c.vocab, c.hidden, m.head_);
     visit.Vector(-1, "model.norm.weight", c.hidden, m.final_norm_);
     for (int32_t layer = 0; layer < m.LayerCount(); ++layer) {
@@ -23,9 +42,17 @@ struct Model::Dense {
     }
     if (m.mtp_) VisitMtp(c, *m.mtp_, visit);
   }
+  // The same for what `residents` keep in memory. Matrix() gets one more argument: false where only
+  // the scales stay.
+  template <class Visitor>
+  static void VisitResident(Model& m, const DenseResidents& residents, Visitor&& visit) {
+    Visit(m, Filter<Visitor>{m.config_, residents, visit});
+  }
   // Bytes of the arena, and of it, vectors and tables together.
-  static uint64_t ArenaBytes(Model& m);
-  static uint64_t TotalBytes(Model& m);
+  static uint64_t ArenaBytes(const Model& m, const DenseResidents& residents);
+  static uint64_t TotalBytes(const Model& m, const DenseResidents& residents);
+  // Lays out the blocks of all layers.
+  static void MakeBlocks(Model& m);
 };
 
 }  // namespace colibri

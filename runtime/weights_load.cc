@@ -69,8 +69,9 @@ std::string FullName(int32_t layer, const std::string& name) {
 
 struct Measure {
   uint64_t arena = 0, vectors = 0;
-  void Matrix(int32_t, const std::string&, int64_t, int64_t, const PackedMatrix& m) {
-    arena += RoundUp(DataBytes(m), kTensorAlign) + RoundUp(ScaleBytes(m), kTensorAlign);
+  void Matrix(int32_t, const std::string&, int64_t, int64_t, const PackedMatrix& m, bool whole) {
+    if (whole) arena += RoundUp(DataBytes(m), kTensorAlign);
+    arena += RoundUp(ScaleBytes(m), kTensorAlign);
   }
   void Vector(int32_t, const std::string&, int64_t size, const std::vector<float>&) {
     vectors += static_cast<uint64_t>(size) * sizeof(float);
@@ -95,11 +96,12 @@ struct Loader {
     return std::exchange(next, next + RoundUp(entry.bytes, kTensorAlign));
   }
 
-  void Matrix(int32_t layer, const std::string& name, int64_t, int64_t, PackedMatrix& m) {
+  void Matrix(int32_t layer, const std::string& name, int64_t, int64_t, PackedMatrix& m,
+              bool whole) {
     const std::string full = FullName(layer, name);
     const TensorEntry& data = *container.Find(full);
     COLIBRI_CHECK(data.bytes == DataBytes(m));
-    m.data = Place(data);
+    if (whole) m.data = Place(data);
     if (!HasScales(m.format)) return;
     const TensorEntry& scales = *container.Find(full + ".qs");
     COLIBRI_CHECK(scales.bytes == ScaleBytes(m));
@@ -126,7 +128,8 @@ struct Loader {
 // A damaged download shows in the scales, and is cheaper found here than in fluent nonsense later.
 struct CheckScales {
   const Container& container;
-  void Matrix(int32_t layer, const std::string& name, int64_t, int64_t, const PackedMatrix& m) {
+  void Matrix(int32_t layer, const std::string& name, int64_t, int64_t, const PackedMatrix& m,
+              bool /*whole*/) {
     if (!HasScales(m.format) || FiniteFloats(m.scales, ScaleBytes(m))) return;
     const std::string full = FullName(layer, name) + ".qs";
     throw ModelError(fmt::format("{}: {} has scales that are not finite",
@@ -160,19 +163,23 @@ class FormatCounts {
 
 }  // namespace
 
-uint64_t Model::Dense::ArenaBytes(Model& m) {
+uint64_t Model::Dense::ArenaBytes(const Model& m, const DenseResidents& residents) {
   Measure measure;
-  Visit(m, measure);
+  VisitResident(const_cast<Model&>(m), residents, measure);  // Measure changes nothing
   return RoundUp(measure.arena, kPageBytes);
 }
 
-uint64_t Model::Dense::TotalBytes(Model& m) {
+uint64_t Model::Dense::TotalBytes(const Model& m, const DenseResidents& residents) {
   Measure measure;
-  Visit(m, measure);
+  VisitResident(const_cast<Model&>(m), residents, measure);
   uint64_t tables = m.container_.TensorCount() * kIndexBytesPerTensor +
                     m.layers_.capacity() * sizeof(LayerWeights) +
-                    m.experts_.capacity() * (sizeof(ExpertLayout) + sizeof(int32_t));
+                    m.experts_.capacity() * (sizeof(ExpertLayout) + sizeof(int32_t)) +
+                    m.blocks_.capacity() * sizeof(DenseBlock);
   for (const ExpertLayout& expert : m.experts_) tables += expert.extents.size() * sizeof(Extent);
+  for (const DenseBlock& block : m.blocks_) {
+    tables += block.extents.size() * sizeof(Extent) + block.places.size() * sizeof(block.places[0]);
+  }
   return RoundUp(measure.arena, kPageBytes) + measure.vectors + tables;
 }
 
@@ -183,14 +190,18 @@ void Model::DropIndexer() {
   COLIBRI_CHECK(arena_.data() == nullptr);
   for (LayerWeights& layer : layers_) layer.indexer.reset();
   has_indexer_ = false;
-  dense_bytes_ = Dense::TotalBytes(*this);
+  Dense::MakeBlocks(*this);
 }
 
-void Model::LoadDense() {
+uint64_t Model::DenseBytes(const DenseResidents& residents) const {
+  return Dense::TotalBytes(*this, residents);
+}
+
+void Model::LoadDense(const DenseResidents& residents) {
   COLIBRI_CHECK(arena_.data() == nullptr);
-  PopulatedBuffer arena(Dense::ArenaBytes(*this), "the dense weights");
+  PopulatedBuffer arena(Dense::ArenaBytes(*this, residents), "the dense weights");
   Loader loader{container_, arena.data(), {}};
-  Dense::Visit(*this, loader);
+  Dense::VisitResident(*this, residents, loader);
   // In file order the drive reads ahead.
   std::sort(loader.reads.begin(), loader.reads.end(),
             [](const PendingRead& a, const PendingRead& b) {
@@ -199,8 +210,20 @@ void Model::LoadDense() {
   for (const PendingRead& read : loader.reads) {
     container_.Files().ReadExact(read.file, read.offset, read.into);
   }
-  Dense::Visit(*this, CheckScales{container_});
+  Dense::VisitResident(*this, residents, CheckScales{container_});
   arena_ = std::move(arena);
+  residents_ = residents;
+}
+
+void Model::PlaceLayer(int32_t layer, const std::byte* base) const {
+  COLIBRI_DCHECK(Streams(layer));
+  LayerWeights& weights = layers_[static_cast<size_t>(layer)];
+  auto place = Block(layer).places.begin();
+  VisitBlock(config_, layer, weights, [&](const std::string&, PackedMatrix& m) {
+    m.data = base == nullptr ? nullptr : base + place->data_at;
+    if (HasScales(m.format)) m.scales = base == nullptr ? nullptr : base + place->scales_at;
+    ++place;
+  });
 }
 
 FfnWeights Model::ExpertView(uint32_t item, const std::byte* slot) const {

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "runtime/config.h"
 #include "runtime/weights.h"
@@ -13,6 +15,9 @@ namespace colibri {
 inline std::string LayerPrefix(int32_t layer) {
   return "model.layers." + std::to_string(layer) + ".";
 }
+
+inline constexpr std::string_view kEmbeddingName = "model.embed_tokens.weight";
+inline constexpr std::string_view kRouterName = "mlp.gate.weight";
 
 // The visitor has Matrix(layer, name, rows, cols, PackedMatrix&) and
 // Vector(layer, name, size, std::vector<float>&); `name` is without the layer's prefix, and layer
@@ -56,8 +61,21 @@ void VisitLayer(const ModelConfig& c, int32_t layer, LayerWeights& w, Visitor&& 
   }
   VisitFfn(c, layer, "mlp.shared_experts.", int64_t{c.moe_intermediate} * c.shared_experts, w.ffn,
            visit);
-  visit.Matrix(layer, "mlp.gate.weight", c.experts, c.hidden, w.router);
+  visit.Matrix(layer, std::string(kRouterName), c.experts, c.hidden, w.router);
   visit.Vector(layer, "mlp.gate.e_score_correction_bias", c.experts, w.router_bias);
+}
+
+// The matrices of a layer's block (DenseBlock): visit(name, matrix).
+template <class Visit>
+void VisitBlock(const ModelConfig& c, int32_t layer, LayerWeights& w, Visit&& visit) {
+  struct Matrices {
+    Visit& visit;
+    void Matrix(int32_t, const std::string& name, int64_t, int64_t, PackedMatrix& m) const {
+      if (name != kRouterName) visit(name, m);
+    }
+    void Vector(int32_t, const std::string&, int64_t, std::vector<float>&) const {}
+  };
+  VisitLayer(c, layer, w, Matrices{visit});
 }
 
 // What the MTP layer has besides a layer's tensors.

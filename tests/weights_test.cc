@@ -39,15 +39,22 @@ std::string StoredBytes(const Container& container, const std::string& name) {
   return bytes;
 }
 
-// Reads an expert as the cache would.
-std::vector<std::byte> ReadSlot(const Model& model, const ExpertLayout& expert) {
-  std::vector<std::byte> slot(expert.slot_bytes);
-  for (const Extent& extent : expert.extents) {
+// Reads extents as the cache would, after checking that they can be read directly.
+std::vector<std::byte> ReadExtents(const Model& model, const std::vector<Extent>& extents,
+                                   uint64_t bytes) {
+  std::vector<std::byte> slot(bytes);
+  uint64_t filled = 0;
+  for (const Extent& extent : extents) {
+    CHECK(extent.offset % kIoAlign == 0);
+    CHECK(extent.bytes % kIoAlign == 0);
+    CHECK(extent.dest == filled);
+    filled += extent.bytes;
     const uint64_t end =
         std::min(extent.offset + extent.bytes, model.Files().Files().Size(extent.file));
     model.Files().Files().ReadExact(extent.file, extent.offset,
                                     std::span(slot).subspan(extent.dest, end - extent.offset));
   }
+  CHECK(filled == bytes);
   return slot;
 }
 
@@ -55,16 +62,8 @@ std::vector<std::byte> ReadSlot(const Model& model, const ExpertLayout& expert) 
 void CheckExperts(const Model& model) {
   for (uint32_t item = 0; item < model.ExpertCount(); ++item) {
     const ExpertLayout& expert = model.Expert(item);
-    uint64_t filled = 0;
-    for (const Extent& extent : expert.extents) {
-      CHECK(extent.offset % kIoAlign == 0);
-      CHECK(extent.bytes % kIoAlign == 0);
-      CHECK(extent.dest == filled);
-      filled += extent.bytes;
-    }
-    CHECK(filled == expert.slot_bytes);
     CHECK(expert.slot_bytes <= model.ExpertClasses()[expert.slot_class].slot_bytes);
-    const std::vector<std::byte> slot = ReadSlot(model, expert);
+    const std::vector<std::byte> slot = ReadExtents(model, expert.extents, expert.slot_bytes);
     const FfnWeights view = model.ExpertView(item, slot.data());
     const int32_t layer = model.ExpertLayer(item);
     const std::string prefix =
@@ -405,6 +404,75 @@ TEST_CASE("loaded matrices are the container's bytes, aligned, and survive a mov
     check(model.Layer(7).indexer->wq_b, "model.layers.7.self_attn.indexer.wq_b.weight");
     check(model.Mtp().eh_proj, "model.layers.7.eh_proj.weight");
   }
+}
+
+TEST_CASE("a layer's block, read through its extents, shows the layer's tensors") {
+  for (const char* name : kFixtures) {
+    CAPTURE(name);
+    Model model({FixtureModel(name)});
+    model.LoadDense({.layers = 2});
+    CHECK_FALSE(model.Streams(1));
+    CHECK(model.Streams(2));
+    CHECK_FALSE(model.Streams(7));  // the MTP layer
+    for (int32_t layer = 2; layer < 7; ++layer) {
+      const DenseBlock& block = model.Block(layer);
+      const std::vector<std::byte> window = ReadExtents(model, block.extents, block.bytes);
+      model.PlaceLayer(layer, window.data());
+      uint64_t useful = 0;
+      const auto check = [&](const PackedMatrix& m, const std::string& tensor) {
+        const std::string full = fmt::format("model.layers.{}.{}.weight", layer, tensor);
+        CHECK_MESSAGE(Bytes(m) == StoredBytes(model.Files(), full), full);
+        useful += DataBytes(m) + ScaleBytes(m);
+      };
+      const LayerWeights& w = model.Layer(layer);
+      check(w.q_a, "self_attn.q_a_proj");
+      check(w.q_b, "self_attn.q_b_proj");
+      check(w.kv_a, "self_attn.kv_a_proj_with_mqa");
+      check(w.kv_b, "self_attn.kv_b_proj");
+      check(w.o, "self_attn.o_proj");
+      CHECK(w.indexer.has_value() == model.Config().FullIndexer(layer));
+      if (w.indexer) {
+        check(w.indexer->wq_b, "self_attn.indexer.wq_b");
+        check(w.indexer->wk, "self_attn.indexer.wk");
+        check(w.indexer->weights_proj, "self_attn.indexer.weights_proj");
+      }
+      const std::string ffn = model.Config().Sparse(layer) ? "mlp.shared_experts." : "mlp.";
+      check(w.ffn.gate, ffn + "gate_proj");
+      check(w.ffn.up, ffn + "up_proj");
+      check(w.ffn.down, ffn + "down_proj");
+      CHECK(block.useful_bytes == useful);
+      CHECK(block.bytes >= useful);
+      model.PlaceLayer(layer, nullptr);
+      CHECK(w.o.data == nullptr);
+    }
+  }
+}
+
+TEST_CASE("of what does not stay in memory nothing is loaded but routers, norms and scales") {
+  Model model({FixtureModel("quant-mixed")});
+  uint64_t blocks = 0;
+  for (int32_t layer = 3; layer < 7; ++layer) blocks += model.Block(layer).useful_bytes;
+  const uint64_t all = model.DenseBytes(), less = model.DenseBytes({.layers = 3});
+  CHECK(less < all - blocks + 4096);  // the arena has whole pages
+  CHECK(model.DenseBytes({.layers = 3, .embedding = false}) < less);
+  const DenseResidents residents{.layers = 3, .embedding = false, .mtp = false};
+  CHECK(model.DenseBytes(residents) < model.DenseBytes({.layers = 3, .embedding = false}));
+  model.LoadDense(residents);
+  CHECK(model.Residents() == residents);
+  CHECK(model.Embedding().data == nullptr);
+  CHECK(HasScales(model.Embedding().format) == (model.Embedding().scales != nullptr));
+  CHECK(Bytes(model.Head()) == StoredBytes(model.Files(), "lm_head.weight"));
+  CHECK(Bytes(model.Layer(2).q_a) ==
+        StoredBytes(model.Files(), "model.layers.2.self_attn.q_a_proj.weight"));
+  CHECK(model.Layer(3).q_a.data == nullptr);
+  CHECK(model.Layer(3).ffn.up.scales == nullptr);
+  CHECK(Bytes(model.Layer(6).router) ==
+        StoredBytes(model.Files(), "model.layers.6.mlp.gate.weight"));
+  CHECK(model.Layer(6).post_norm.size() == static_cast<size_t>(model.Config().hidden));
+  CHECK(model.HasMtp());
+  CHECK(model.Layer(7).router.data == nullptr);
+  CHECK(model.Layer(7).post_norm.empty());
+  CHECK(model.Mtp().eh_proj.data == nullptr);
 }
 
 TEST_CASE("norms and biases become floats from every plain type") {
