@@ -125,4 +125,9 @@ void MakeView(KvStore& kv, Frame* frame) {
   kv.EndView(&frame->view);
 }
 
+bool Frame::AnyLive() const {
+  return std::any_of(rows.begin(), rows.end(),
+                     [](const FrameRow& row) { return row.state == RowState::kLive; });
+}
+
 }  // namespace colibri

@@ -23,8 +23,8 @@ struct Sequence;  // runtime/sequence.h; stages never look inside
 
 // Why a row, and with it its sequence's line, cannot go on.
 enum class RowState : uint8_t { kLive, kReadFailed, kNotFinite };
-
-enum class FailedRead : uint8_t { kExpert, kKvPage, kKvWrite };
+// What a row that is kReadFailed misses.
+enum class FailedRead : uint8_t { kExpert, kDense, kEmbedding, kKvPage, kKvWrite };
 
 struct FrameRow {
   int32_t sequence = 0;  // index in Frame::sequences
@@ -98,6 +98,8 @@ class Frame {
   KvPlace Place(const FrameSequence& s, size_t number) const {
     return {s.pages->ids[number], view.open ? view.places[s.first_place + number] : 0};
   }
+  // False: no row has anything left to compute.
+  bool AnyLive() const;
 
   // Residual stream and its norms, [rows][hidden].
   float* x = nullptr;

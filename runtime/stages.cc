@@ -183,7 +183,7 @@ void Stages::RunExpert(Frame& frame, const FrameJob& job, const FfnWeights& weig
 
 void Stages::SharedFfn(Frame& frame, int32_t layer) const {
   const FfnWeights& w = model_.Layer(layer).ffn;
-  if (w.gate.rows == 0) return;
+  if (w.gate.rows == 0 || !frame.AnyLive()) return;
   Ffn(w, frame, nullptr, frame.Rows(), {frame.ffn_gate, frame.ffn_up, frame.ffn_out});
 }
 

@@ -54,7 +54,8 @@ class Stages {
   void MtpInput(Frame& frame) const;
 
   // x += attention of the layer; writes the rows' latents and index keys. Rows that turn out not
-  // finite are marked.
+  // finite are marked. Of a frame without live rows neither it nor SharedFfn computes anything: its
+  // weights need not be there.
   void Attention(Frame& frame, int32_t layer) const;
   // Sparse layers: the choice of every live row and the union as jobs in file order of the experts.
   // Dense layers: no jobs. Both: the normalised input of the FFN in `normed`.

@@ -356,6 +356,7 @@ void Stages::Attention(Frame& frame, int32_t layer) const {
   const ModelConfig& c = model_.Config();
   const LayerWeights& w = model_.Layer(layer);
   const size_t rows = frame.Rows(), heads = S(c.heads), latent = S(c.kv_lora), v = S(c.v_head);
+  if (!frame.AnyLive()) return;
   At(StagePoint::kLayerStart, frame, layer);
   NormRows(frame, frame.x, w.input_norm, frame.normed);
   frame.normed8 = frame.q_latent8 = {};

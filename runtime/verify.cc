@@ -16,15 +16,29 @@ std::string ErrorText(int number) {
   return std::strerror(number);
 }
 
+std::string What(const FrameSequence& place) {
+  switch (place.failed) {
+    case FailedRead::kExpert:
+      return "an expert";
+    case FailedRead::kDense:
+      return "the dense weights";
+    case FailedRead::kEmbedding:
+      return "the embedding of a token";
+    case FailedRead::kKvPage:
+    case FailedRead::kKvWrite:
+      break;
+  }
+  return fmt::format("KV page {}", place.failed_page);
+}
+
 LineError ErrorOf(const FrameRow& row, const FrameSequence& place,
                   const std::function<std::string(uint32_t)>& path_of) {
   if (row.state == RowState::kReadFailed) {
-    const std::string what = place.failed == FailedRead::kExpert
-                                 ? std::string("an expert")
-                                 : fmt::format("KV page {}", place.failed_page);
+    const bool of_layer = place.failed != FailedRead::kEmbedding;
     return {
         500, "read_error",
-        fmt::format("{} of layer {} could not be {}: {}, offset {}: {}", what, row.failed_layer,
+        fmt::format("{}{} could not be {}: {}, offset {}: {}", What(place),
+                    of_layer ? fmt::format(" of layer {}", row.failed_layer) : "",
                     place.failed == FailedRead::kKvWrite ? "written" : "read",
                     path_of(place.error.file), place.error.offset, ErrorText(place.error.error)),
         ""};

@@ -1,0 +1,232 @@
+#include "runtime/dense_stream.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "io/check.h"
+#include "runtime/stages.h"
+
+namespace colibri {
+
+DenseStats& DenseStats::operator+=(const DenseStats& other) {
+  bytes_demand += other.bytes_demand;
+  bytes_ahead += other.bytes_ahead;
+  waits += other.waits;
+  failures += other.failures;
+  return *this;
+}
+
+int32_t DenseStream::Windows(const Model& model, const DenseResidents& residents, int32_t frames) {
+  const int32_t streamed = std::max(0, model.Config().layers - residents.layers);
+  return std::min(frames + 1, streamed);
+}
+
+uint64_t DenseStream::WindowBytes(const Model& model, const DenseResidents& residents) {
+  uint64_t bytes = 0;
+  for (int32_t layer = residents.layers; layer < model.Config().layers; ++layer) {
+    bytes = std::max(bytes, model.Block(layer).bytes);
+  }
+  return bytes;
+}
+
+DenseStream::DenseStream(const Model& model, Reader& reader, int32_t windows, int32_t frames)
+    : model_(model),
+      reader_(reader),
+      first_(model.Residents().layers),
+      most_kept_(std::max(1, windows / frames)),
+      window_bytes_(WindowBytes(model, model.Residents())),
+      buffer_(window_bytes_ * static_cast<uint64_t>(windows), "windows of dense weights"),
+      windows_(static_cast<size_t>(windows)),
+      held_(static_cast<size_t>(frames), kNobody) {
+  COLIBRI_CHECK(windows > 0 && window_bytes_ > 0);
+  for (Window& w : windows_) w.waiting.reserve(static_cast<size_t>(frames));
+}
+
+void DenseStream::Start(Arrived arrived) {
+  arrived_ = std::move(arrived);
+  reader_.Start([this](uint64_t id, const ReadResult& result) { Done(id, result); });
+}
+
+DenseStream::Window* DenseStream::Find(int32_t layer) {
+  for (Window& w : windows_) {
+    if (w.state != State::kEmpty && w.layer == layer) return &w;
+  }
+  return nullptr;
+}
+
+// An empty window, else the one whose users are gone longest. What was read ahead for a frame to
+// come goes last, and only to one that waits.
+DenseStream::Window* DenseStream::Free(bool demand) {
+  Window* best = nullptr;
+  const auto better = [](const Window& a, const Window& b) {
+    const auto rank = [](const Window& w) {
+      return w.state == State::kEmpty ? 0 : w.kept_for == kNobody ? 1 : 2;
+    };
+    return std::pair(rank(a), a.left) < std::pair(rank(b), b.left);
+  };
+  for (Window& w : windows_) {
+    if (w.users > 0 || w.state == State::kReading) continue;
+    if (!demand && w.kept_for != kNobody) continue;
+    if (best == nullptr || better(w, *best)) best = &w;
+  }
+  return best;
+}
+
+void DenseStream::Empty(Window& window) {
+  if (window.state != State::kEmpty) model_.PlaceLayer(window.layer, nullptr);
+  window.state = State::kEmpty;
+  window.kept_for = kNobody;
+}
+
+void DenseStream::Read(Window& window, int32_t layer, bool ahead) {
+  Empty(window);
+  const auto number = static_cast<uint64_t>(&window - windows_.data());
+  window.state = State::kReading;
+  window.layer = layer;
+  window.ahead = window.again = ahead;
+  model_.PlaceLayer(layer, buffer_.data() + number * window_bytes_);
+  Submit(window, ahead ? ReadClass::kAhead : ReadClass::kDemand);
+}
+
+void DenseStream::Submit(const Window& window, ReadClass read_class) {
+  ReadJob job;
+  job.id = static_cast<uint64_t>(&window - windows_.data());
+  job.read_class = read_class;
+  job.destination = buffer_.data() + job.id * window_bytes_;
+  job.extents = model_.Block(window.layer).extents;
+  reader_.Submit(job);
+}
+
+void DenseStream::Prepare(Frame& frame, int32_t layer) {
+  if (!frame.AnyLive()) return;
+  const int32_t layers = model_.Config().layers, streamed = layers - first_;
+  const std::lock_guard lock(mutex_);
+  for (Window& w : windows_) {
+    if (w.kept_for == frame.id) w.kept_for = kNobody;
+  }
+  if (!starved_.empty()) return;
+  // After the last layer comes the next sweep's first.
+  int32_t next = std::max(layer % layers, first_);
+  for (int32_t i = 0; i < std::min(most_kept_, streamed); ++i) {
+    Window* w = Find(next);
+    if (w == nullptr) {
+      w = Free(false);
+      if (w == nullptr) return;
+      Read(*w, next, true);
+    }
+    if (w->users == 0) w->kept_for = frame.id;
+    if (++next == layers) next = first_;
+  }
+}
+
+// True: the bytes are there, or cannot be had.
+bool DenseStream::Use(Window& window, uint16_t frame) {
+  held_[frame] = static_cast<int32_t>(&window - windows_.data());
+  ++window.users;
+  if (window.kept_for == frame) window.kept_for = kNobody;
+  if (window.state != State::kReading) return true;
+  if (window.ahead) {
+    window.ahead = false;
+    reader_.Promote(static_cast<uint64_t>(held_[frame]));
+  }
+  window.waiting.push_back(frame);
+  return false;
+}
+
+bool DenseStream::Await(Frame& frame, int32_t layer) {
+  // Rows that have failed compute nothing any more (Stages).
+  if (!model_.Streams(layer) || !frame.AnyLive()) return true;
+  const std::lock_guard lock(mutex_);
+  COLIBRI_DCHECK(held_[frame.id] == kNobody);
+  Window* w = Find(layer);
+  if (w == nullptr) {
+    w = Free(true);
+    if (w != nullptr) Read(*w, layer, false);
+  }
+  const bool there = w != nullptr && Use(*w, frame.id);
+  if (w == nullptr) starved_.push_back({frame.id, layer});
+  if (!there) ++stats_.waits;
+  return there;
+}
+
+// Gives windows to frames that could not get one, in their order.
+void DenseStream::Serve(std::vector<Place>* arrived) {
+  while (!starved_.empty()) {
+    const Place place = starved_.front();
+    Window* w = Find(place.layer);
+    if (w == nullptr) {
+      w = Free(true);
+      if (w == nullptr) return;
+      Read(*w, place.layer, false);
+    }
+    starved_.pop_front();
+    if (Use(*w, place.frame)) arrived->push_back(place);
+  }
+}
+
+void DenseStream::Begin(Frame& frame, int32_t layer) {
+  ReadResult result;
+  {
+    const std::lock_guard lock(mutex_);
+    const int32_t held = held_[frame.id];
+    if (held == kNobody || windows_[static_cast<size_t>(held)].state != State::kFailed) return;
+    result = windows_[static_cast<size_t>(held)].result;
+  }
+  // Every row needs the layer.
+  for (FrameSequence& sequence : frame.sequences) {
+    sequence.error = result;
+    sequence.failed = FailedRead::kDense;
+    MarkFailed(frame, static_cast<size_t>(sequence.first_row), RowState::kReadFailed, layer);
+  }
+}
+
+void DenseStream::Left(Frame& frame, int32_t /*layer*/) {
+  std::vector<Place> arrived;
+  {
+    const std::lock_guard lock(mutex_);
+    const int32_t held = std::exchange(held_[frame.id], kNobody);
+    if (held == kNobody) return;
+    Window& w = windows_[static_cast<size_t>(held)];
+    if (--w.users > 0) return;
+    w.left = ++clock_;
+    if (w.state == State::kFailed) Empty(w);  // the next frame tries again
+    Serve(&arrived);
+  }
+  Tell(arrived);
+}
+
+void DenseStream::Done(uint64_t id, const ReadResult& result) {
+  std::vector<Place> arrived;
+  {
+    const std::lock_guard lock(mutex_);
+    Window& w = windows_[id];
+    if (result.error == 0) {
+      (w.ahead ? stats_.bytes_ahead : stats_.bytes_demand) += model_.Block(w.layer).bytes;
+      w.state = State::kReady;
+    } else if (std::exchange(w.again, false) && w.users > 0 && result.error != ECANCELED) {
+      // Nobody waited for it when it was sent: what fails a line is a read made for the line.
+      Submit(w, ReadClass::kDemand);
+      return;
+    } else {
+      ++stats_.failures;
+      w.state = State::kFailed;
+      w.result = result;
+    }
+    for (const uint16_t frame : w.waiting) arrived.push_back({frame, w.layer});
+    w.waiting.clear();
+    if (w.state == State::kFailed && w.users == 0) Empty(w);
+    Serve(&arrived);
+  }
+  Tell(arrived);
+}
+
+void DenseStream::Tell(const std::vector<Place>& arrived) const {
+  for (const Place& place : arrived) arrived_(place.frame, place.layer);
+}
+
+DenseStats DenseStream::Stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+}  // namespace colibri
