@@ -33,6 +33,7 @@ void Stages::Embed(Frame& frame) const {
   const size_t hidden = S(model_.Config().hidden);
   frame.layer = 0;
   Angles(frame);
+  if (model_.Embedding().data == nullptr) return;
   parallel_.For(frame.Rows(), 16, [&](size_t begin, size_t end) {
     for (size_t r = begin; r < end; ++r) {
       DequantiseRow(model_.Embedding(), frame.rows[r].token, frame.x + r * hidden);
