@@ -118,14 +118,28 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
 // Whatever layers need besides experts: one more supplier is one more entry here.
 void Engine::MakeSuppliers() {
   suppliers_ = options_.suppliers;
+  const DenseResidents& residents = model_.Residents();
+  const SchedulerOptions& s = options_.scheduler;
+  if (!residents.embedding) {
+    embedding_port_ = hub_.AddPort();
+    embedding_rows_ = std::make_unique<EmbeddingRows>(model_, *embedding_port_, s.frames, s.rows);
+    suppliers_.push_back(embedding_rows_.get());
+  }
+  if (const int32_t serve = DenseStream::Windows(model_, residents, s.frames); serve > 0) {
+    dense_port_ = hub_.AddPort();
+    dense_stream_ = std::make_unique<DenseStream>(
+        model_, *dense_port_, options_.dense_windows > 0 ? options_.dense_windows : serve,
+        s.frames);
+    suppliers_.push_back(dense_stream_.get());
+  }
   if (kv_.Streams()) {
     kv_port_ = hub_.AddPort();
     kv_stream_ =
         std::make_unique<KvStream>(kv_, *kv_port_, options_.kv_file.file, options_.kv_check);
     suppliers_.push_back(kv_stream_.get());
   }
-  for (LayerSupplier* s : suppliers_) {
-    s->Start([this](uint16_t frame, int32_t layer) { LayerPartArrived(frame, layer); });
+  for (LayerSupplier* supplier : suppliers_) {
+    supplier->Start([this](uint16_t frame, int32_t layer) { LayerPartArrived(frame, layer); });
   }
 }
 
@@ -194,8 +208,8 @@ void Engine::Run(Delivery& delivery) {
 }
 
 EngineStats Engine::Stats() const {
-  return {scheduler_.Stats(), cache_->Stats(),    reader_.Stats(),
-          KvStats(),          profile_.Overlap(), profile_.Seconds()};
+  return {scheduler_.Stats(), cache_->Stats(),    reader_.Stats(),   KvStats(),
+          DenseFigures(),     profile_.Overlap(), profile_.Seconds()};
 }
 
 KvStreamStats Engine::KvStats() const {
@@ -204,6 +218,13 @@ KvStreamStats Engine::KvStats() const {
 
 std::string Engine::PathOf(uint32_t file) const {
   return file == options_.kv_file.file ? options_.kv_file.path : model_.Files().Files().Path(file);
+}
+
+DenseStats Engine::DenseFigures() const {
+  DenseStats figures;
+  if (dense_stream_ != nullptr) figures += dense_stream_->Stats();
+  if (embedding_rows_ != nullptr) figures += embedding_rows_->Stats();
+  return figures;
 }
 
 std::vector<uint64_t> Engine::Chosen() const {
@@ -246,6 +267,7 @@ Scheduler::Filled Engine::Admit(FrameRef ref) noexcept {
   GraphFrame& f = *frames_[ref.frame];
   f.before = cache_->Stats();
   f.kv_before = KvStats().bytes_read;
+  f.dense_before = DenseFigures().Bytes();
   const Scheduler::Filled filled = scheduler_.Fill(f.frame);
   if (filled.filled) {
     for (LayerSupplier* s : suppliers_) s->Prepare(f.frame, 0);
@@ -423,6 +445,7 @@ std::span<const Notice> Engine::Verify(LayerRef at) noexcept {
   const uint64_t requests = now.Asked() - f.before.Asked();
   FrameFigures figures;
   figures.bytes_read = now.BytesRead() - f.before.BytesRead() + KvStats().bytes_read - f.kv_before;
+  figures.bytes_read += DenseFigures().Bytes() - f.dense_before;
   figures.hit_rate =
       requests == 0 ? 1.0
                     : static_cast<double>(now.hits - f.before.hits) / static_cast<double>(requests);

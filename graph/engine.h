@@ -22,6 +22,8 @@
 #include "io/read_hub.h"
 #include "io/slot_pool.h"
 #include "runtime/delivery.h"
+#include "runtime/dense_stream.h"
+#include "runtime/embedding_rows.h"
 #include "runtime/frame.h"
 #include "runtime/kv_store.h"
 #include "runtime/kv_stream.h"
@@ -57,6 +59,7 @@ struct EngineOptions {
   int32_t kv_ram_layers = INT32_MAX;
   ScratchFile kv_file;
   bool kv_check = kDebugBuild;   // pages are compared with checksums
+  int32_t dense_windows = 0;     // for layers whose dense weights are streamed; 0: as many as serve
   std::vector<SlotClass> slots;  // one for each of Model::ExpertClasses()
   bool prefetch = true;
   CachePolicyKind cache_policy = CachePolicyKind::kSweep;
@@ -73,6 +76,7 @@ struct EngineStats {
   CacheStats cache;
   ReaderStats reader;
   KvStreamStats kv;
+  DenseStats dense;
   OverlapFigures overlap;
   double seconds = 0;
 };
@@ -83,7 +87,8 @@ int32_t ThreadsOfMachine();
 
 class Engine final : public NodeBodies {
  public:
-  // Everything outlives the engine. `model` has its dense weights; `reader` is not started.
+  // Everything outlives the engine. `model` is loaded, with all its dense weights or with some; if
+  // some are streamed, no other engine runs with it meanwhile. `reader` is not started.
   Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptions& options,
          std::unique_ptr<Reader> reader, RequestSource& source);
   ~Engine() override;
@@ -137,10 +142,12 @@ class Engine final : public NodeBodies {
     std::vector<uint32_t> hint_items;   // the same as items
     CacheStats before;                  // when the frame was admitted
     uint64_t kv_before = 0;             // bytes of KV read by then
+    uint64_t dense_before = 0;          // bytes of dense weights read by then
   };
 
   void MakeSuppliers();
   KvStreamStats KvStats() const;
+  DenseStats DenseFigures() const;
   std::string PathOf(uint32_t file) const;
   GraphFrame& At(LayerRef at) const;
   void OnReady(const ReadyItem& item);
@@ -171,8 +178,10 @@ class Engine final : public NodeBodies {
   SlotPool slots_;
   MeteredReader reader_;
   ReadHub hub_;
-  std::unique_ptr<Reader> expert_port_, kv_port_;
-  std::unique_ptr<KvStream> kv_stream_;  // where layers are streamed
+  std::unique_ptr<Reader> expert_port_, kv_port_, dense_port_, embedding_port_;
+  std::unique_ptr<KvStream> kv_stream_;            // where layers' KV is streamed
+  std::unique_ptr<DenseStream> dense_stream_;      // where layers' dense weights are
+  std::unique_ptr<EmbeddingRows> embedding_rows_;  // where the embedding is not in memory
   std::vector<LayerSupplier*> suppliers_;
   std::unique_ptr<DecodeGraph> graph_;
   std::unique_ptr<ExpertCache> cache_;  // after the graph: its I/O thread puts into it

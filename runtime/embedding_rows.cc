@@ -120,7 +120,7 @@ void EmbeddingRows::Begin(Frame& frame, int32_t layer) {
     if (result.error != 0) {
       FrameSequence& sequence = frame.sequences[static_cast<size_t>(frame.rows[r].sequence)];
       sequence.error = result;
-      sequence.unread = Unread::kEmbedding;
+      sequence.failed = FailedRead::kEmbedding;
       MarkFailed(frame, r, RowState::kReadFailed, layer);
       std::fill(x, x + hidden, 0.0f);
       continue;

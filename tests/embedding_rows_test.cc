@@ -140,7 +140,7 @@ TEST_CASE("a row that cannot be read fails the sequences with its token alone") 
     if (!failed) CHECK(rig.Got(r) == rig.Expected(rig.frame->rows[r].token));
   }
   CHECK(rig.frame->sequences[1].error.error == EIO);
-  CHECK(rig.frame->sequences[1].unread == Unread::kEmbedding);
+  CHECK(rig.frame->sequences[1].failed == FailedRead::kEmbedding);
   CHECK(rig.rows->Stats().failures == 1);
 }
 

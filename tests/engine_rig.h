@@ -37,11 +37,14 @@ namespace colibri {
 
 inline bool FullTests() { return std::getenv("COLIBRI_FULL_TESTS") != nullptr; }
 
-// A model with its tokenizer, from one directory.
+// A model with its tokenizer, from one directory unless the tokenizer is named.
 struct TestModel {
-  explicit TestModel(const std::string& directory)
-      : model({directory}), tokenizer(Tokenizer::Load(directory + "/tokenizer.json")) {
-    model.LoadDense();
+  explicit TestModel(const std::string& directory, const DenseResidents& residents = {},
+                     const std::string& tokenizer_path = "")
+      : model({directory}),
+        tokenizer(Tokenizer::Load(tokenizer_path.empty() ? directory + "/tokenizer.json"
+                                                         : tokenizer_path)) {
+    model.LoadDense(residents);
   }
   Model model;
   Tokenizer tokenizer;
@@ -93,6 +96,7 @@ struct RunConfig {
   bool prefetch = true;
   bool pauses = false;
   bool slow_output = false;
+  int32_t dense_windows = 0;  // where the model streams dense weights; 0: as many as serve
   KvType kv_type = KvType::kBF16;
   int32_t kv_ram_layers = INT32_MAX;  // the graph only; KV pages of later layers are on the drive
   bool kv_check = true;
@@ -103,9 +107,10 @@ struct RunConfig {
     return fmt::format(
         "threads {} slots {} frames {} rows {} prefill {} page {} pages {} sequences {} prefetch "
         "{} "
-        "pauses {} slow output {} KV in memory {} shared {} reader {} seed {}",
+        "pauses {} slow output {} KV in memory {} windows {} shared {} reader {} seed {}",
         threads, slots, frames, rows, prefill_rows, page_tokens, kv_pages, sequences, prefetch,
-        pauses, slow_output, kv_ram_layers, share_prefixes, static_cast<int>(reader), seed);
+        pauses, slow_output, kv_ram_layers, dense_windows, share_prefixes, static_cast<int>(reader),
+        seed);
   }
 };
 
@@ -272,6 +277,7 @@ inline EngineOptions EngineOptionsOf(const TestModel& m, const RunConfig& c) {
   options.kv_ram_layers = c.kv_ram_layers;
   options.kv_check = c.kv_check;
   options.prefetch = c.prefetch;
+  options.dense_windows = c.dense_windows;
   options.pause_after_puts = c.pauses;
   for (const Model::ExpertClass& e : m.model.ExpertClasses()) {
     options.slots.push_back(
