@@ -125,7 +125,7 @@ int Pipeline(const PipelineFlags& flags, const std::vector<std::string>& rest) {
                    : flags.csv      ? TableFormat::kCsv
                    : flags.markdown ? TableFormat::kMarkdown
                                     : TableFormat::kText;
-  model.LoadDense();
+  model.LoadDense(options.plan.resident);
   return RunPipeline(model, tokenizer, options);
 }
 

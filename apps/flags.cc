@@ -296,8 +296,9 @@ class FlagSet {
     Parsed("--slots", "N|N%", "a number of experts or a percentage up to 100%",
            "Experts kept in memory, of each size (default: what fits)",
            [this](const std::string& text) { return SetSlots(text); });
-    Size("--resident", &options_.resident,
-         "Memory for dense weights: not yet, all of them are in memory");
+    Parsed("--resident", "auto|all|none|SIZE", "auto, all, none or a size such as 4GB",
+           "Dense weights kept in memory, the others are read with every sweep (default: auto)",
+           [this](const std::string& text) { return SetResident(text); });
     Value("--kv-dir", &options_.kv_dir,
           "Directory for KV pages that are not kept in memory (default: that of the output)")
         ->type_name("DIR");
@@ -356,6 +357,18 @@ class FlagSet {
     Value("--route-trace", &options_.route_trace,
           "Write which experts were chosen and guessed, for colibri-bench replay")
         ->type_name("FILE");
+  }
+
+  bool SetResident(const std::string& text) {
+    if (text == "auto") {
+      options_.resident.reset();
+    } else if (text == "all" || text == "none") {
+      options_.resident = text == "all" ? UINT64_MAX : 0;
+    } else {
+      options_.resident = ParseSize(text);
+      return options_.resident.has_value();
+    }
+    return true;
   }
 
   bool SetSlots(std::string text) {

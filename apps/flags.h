@@ -61,7 +61,7 @@ struct RunOptions {
   std::string effort = "max";
   bool loop_stop = true;
 
-  // Memory; bytes. nullopt: the plan decides.
+  // Memory; bytes. nullopt: the plan decides. resident: all is UINT64_MAX, none 0.
   std::optional<uint64_t> ram, kv_ram, resident;
   std::optional<SlotsOption> slots;
   bool kv_ram_all = false;  // nothing of it goes to the drive

@@ -154,7 +154,7 @@ ProgressFigures Progress::Look() {
   f.input_open = s.input_open;
   f.tokens = sources_.deliverer.Tokens();
   f.sweeps = s.sweeps;
-  f.bytes_read = stats.cache.BytesRead() + stats.kv.bytes_read;
+  f.bytes_read = stats.cache.BytesRead() + stats.kv.bytes_read + stats.dense.Bytes();
   f.hit_rate = stats.cache.HitRate();
   f.layer = std::max(0, sources_.engine.TheProfile().Layer()) + 1;
   f.layers = sources_.layers;

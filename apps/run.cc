@@ -57,14 +57,6 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// Flags whose feature is not there yet: refused, never ignored.
-void RefuseUnsupported(const RunOptions& o) {
-  const auto refuse = [](bool given, const char* flag, const char* why) {
-    if (given) throw UsageError(fmt::format("{}: {}", flag, why));
-  };
-  refuse(o.resident.has_value(), "--resident", "dense weights are always in memory");
-}
-
 Descriptor OpenInput(const RunOptions& o) {
   if (o.input.empty()) return {};
   if (o.input == "-") return Descriptor(STDIN_FILENO);
@@ -255,7 +247,7 @@ int Generate(Job job, Signals& signals) {
   };
   PromptSource source(std::move(source_options), parser);
 
-  job.model.LoadDense();
+  job.model.LoadDense(job.plan.resident);
   UsageCounts usage(o, job.model);
   std::optional<RouteTraceWriter> routes;
   EngineOptions engine_options = EngineOptionsOf(o, job.plan);
@@ -357,7 +349,6 @@ void PlanFor(const RunOptions& o, const std::optional<PromptSurvey>& survey, int
 
 int RunChecked(const RunOptions& o) {
   if (o.merge) return Merge(o);
-  RefuseUnsupported(o);
   Model model(o.model);
   if (o.dense_attention) model.DropIndexer();
   model.SetInt8Activations(!o.f32_activations);

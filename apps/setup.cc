@@ -18,7 +18,8 @@ namespace colibri {
 
 bool DirectReads(const RunOptions& o, const Plan& plan) {
   return o.direct == OnOffAuto::kOn ||
-         (o.direct == OnOffAuto::kAuto && plan.slot_total < plan.expert_total);
+         (o.direct == OnOffAuto::kAuto &&
+          (plan.slot_total < plan.expert_total || plan.sweep_dense > 0));
 }
 
 bool Prefetches(const RunOptions& o, const Plan& plan) {
@@ -67,6 +68,7 @@ PlanRequest PlanRequestOf(const RunOptions& o) {
     (o.slots->percent ? r.slot_share : r.slot_count) =
         o.slots->percent ? o.slots->value / 100 : o.slots->value;
   }
+  r.dense = o.resident;
   r.threads = o.threads > 0 ? o.threads : ThreadsOfMachine();
   r.frames = o.frames;
   r.rows = o.max_rows;
@@ -95,6 +97,7 @@ EngineOptions EngineOptionsOf(const RunOptions& o, const Plan& plan) {
   e.page_tokens = plan.page_tokens;
   e.kv_ram_layers = plan.kv_ram_layers;
   e.kv_type = o.f32_kv ? KvType::kF32 : KvType::kBF16;
+  e.dense_windows = plan.dense_windows;
   e.slots = plan.slot_classes;
   e.prefetch = Prefetches(o, plan);
   // auto is sweep: it reads the fewest bytes for narrow and for wide frames (bench/README.md).

@@ -78,7 +78,7 @@ std::string MachineSummary(const EngineStats& stats, const Plan& plan) {
   const CacheStats& c = stats.cache;
   const OverlapFigures& o = stats.overlap;
   const double total = std::max(1e-9, o.Total());
-  const uint64_t read = c.BytesRead() + stats.kv.bytes_read;
+  const uint64_t read = c.BytesRead() + stats.kv.bytes_read + stats.dense.Bytes();
   const double a_second = Rate(static_cast<double>(read), stats.seconds);
   std::string text;
   const SchedulerStats& lines = stats.scheduler;
@@ -92,6 +92,12 @@ std::string MachineSummary(const EngineStats& stats, const Plan& plan) {
   if (stats.kv.bytes_read + stats.kv.bytes_written > 0) {
     text += fmt::format("KV pages: {} read, {} written\n", SizeText(stats.kv.bytes_read),
                         SizeText(stats.kv.bytes_written));
+  }
+  if (stats.dense.Bytes() > 0) {
+    text += fmt::format("dense weights: {} of it, {:.0f} % there before they were needed\n",
+                        SizeText(stats.dense.Bytes()),
+                        100 * static_cast<double>(stats.dense.bytes_ahead) /
+                            static_cast<double>(stats.dense.Bytes()));
   }
   text += fmt::format(
       "time: {:.0f} % reading and computing at once, {:.0f} % computing only, {:.0f} % reading "

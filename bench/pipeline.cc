@@ -61,6 +61,11 @@ Counts Since(const Counts& before, const Counts& all) {
   }
   c.stats.kv.bytes_read -= before.stats.kv.bytes_read;
   c.stats.kv.bytes_written -= before.stats.kv.bytes_written;
+  DenseStats& dense = c.stats.dense;
+  for (uint64_t DenseStats::*field : {&DenseStats::bytes_demand, &DenseStats::bytes_ahead,
+                                      &DenseStats::waits, &DenseStats::failures}) {
+    dense.*field -= before.stats.dense.*field;
+  }
   SchedulerStats& s = c.stats.scheduler;
   s.prompt_tokens -= before.stats.scheduler.prompt_tokens;
   s.frames_filled -= before.stats.scheduler.frames_filled;
@@ -132,10 +137,15 @@ struct Figures {
   double raw = 0;    // bytes a second of reading the same experts with nothing else going on
   double alone = 0;  // seconds of the same run when nothing is read; 0: not measured
 
-  uint64_t Read() const { return counts.stats.cache.BytesRead() + counts.stats.kv.bytes_read; }
+  uint64_t Read() const {
+    const EngineStats& s = counts.stats;
+    return s.cache.BytesRead() + s.kv.bytes_read + s.dense.Bytes();
+  }
+  // What was read or written and needed.
   uint64_t Useful() const {
-    const CacheStats& c = counts.stats.cache;
-    return c.bytes_demand + c.bytes_prefetch_used + counts.stats.kv.bytes_read;
+    const EngineStats& s = counts.stats;
+    return s.cache.bytes_demand + s.cache.bytes_prefetch_used + s.kv.bytes_read +
+           s.kv.bytes_written + s.dense.Bytes();
   }
   // The longer of reading what was needed and computing.
   double Ideal() const {
@@ -247,6 +257,8 @@ std::vector<Row> Rows(const Figures& f, const PipelineOptions& options) {
   }
   number("GB/s", rate / 1e9, "while reading");
   number("raw GB/s", f.raw / 1e9, "the same experts read with nothing else going on");
+  number("dense GB/sweep", Ratio(Giga(stats.dense.Bytes()), sweeps),
+         fmt::format("of the GB/sweep; {} of its reads were waited for", stats.dense.waits));
   number("hits", 100 * c.HitRate(),
          fmt::format("% of {} requests were resident, {} more were on their way", c.Asked(),
                      c.joined));

@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "io/error.h"
+#include "runtime/dense_stream.h"
+#include "runtime/embedding_rows.h"
 #include "runtime/frame.h"
 #include "runtime/line_limits.h"
 #include "runtime/sampler.h"
@@ -33,7 +35,7 @@ constexpr double kWiderGain = 0.97, kNarrowerGain = 0.9;
 // frames fetch weights from memory for few rows: a single row costs nine times as much.
 constexpr double kRowArithmetic = 1.0 / 32;
 constexpr double kNarrowRows = 8;
-// Pages are tried in so many steps from none to all that is left.
+// Pages are tried in so many steps from none to all that is left, resident layers likewise.
 constexpr int32_t kSplits = 16;
 // Attention costs 11 MOP for each row and position, the rest of a row 80 GOP at real size: with so
 // many positions a row it takes as long as the rest.
@@ -46,14 +48,15 @@ constexpr uint64_t kAheadBudget = 192'000'000;
 
 uint64_t N(int32_t v) { return static_cast<uint64_t>(v); }
 
-// Everything but KV pages and slots, for frames of `rows` rows.
-uint64_t Scratch(const Model& model, const PlanRequest& r, int32_t rows, int32_t sequences,
-                 int32_t context) {
+// Everything but KV pages and slots, for frames of `rows` rows, with what is resident in `p`.
+uint64_t Scratch(const Model& model, const PlanRequest& r, const Plan& p, int32_t rows,
+                 int32_t sequences, int32_t context) {
   const FrameShape shape{rows, context, r.threads};
   const uint64_t sampling =
       N(r.threads) * N(model.Config().vocab) * 2 * sizeof(SampleScratch::Entry);
   const uint64_t tokens = N(sequences) * N(context) * sizeof(int32_t);
-  return N(r.frames) * shape.Bytes(model) + sampling + tokens;
+  const uint64_t embedding = p.resident.embedding ? 0 : EmbeddingRows::Bytes(model, r.frames, rows);
+  return N(r.frames) * shape.Bytes(model) + sampling + tokens + embedding;
 }
 
 // Where nobody asks for log probabilities it holds names of tools and, for readable output,
@@ -153,6 +156,14 @@ uint64_t HeldPages(const PlanRequest& r, const Plan& p) {
   return Pages(std::max(1, held), p.page_tokens);
 }
 
+// Dense weights that a sweep reads.
+uint64_t SweepDense(const Model& model, const Plan& p) {
+  uint64_t bytes = 0;
+  for (int32_t i = p.resident.layers; i < model.Config().layers; ++i) bytes += model.Block(i).bytes;
+  if (p.resident.embedding) return bytes;
+  return bytes + EmbeddingRows::Bytes(model, 1, static_cast<int32_t>(p.filled_rows));
+}
+
 void Estimate(const Model& model, const PlanRequest& r, Plan* p) {
   const ModelConfig& c = model.Config();
   const auto pages = static_cast<double>(HeldPages(r, *p));
@@ -176,6 +187,8 @@ void Estimate(const Model& model, const PlanRequest& r, Plan* p) {
   const double on_drive = static_cast<double>(p->kv_file) / std::max(1, p->kv_pages);
   p->kv_sweep_bytes = static_cast<uint64_t>(on_drive * (used + p->filled_rows / p->page_tokens));
   p->sweep_bytes += p->kv_sweep_bytes;
+  p->sweep_dense = SweepDense(model, *p);
+  p->sweep_bytes += p->sweep_dense;
 }
 
 // Bytes a row: what it reads, or what its arithmetic takes if that is more.
@@ -212,7 +225,7 @@ void SetWidth(const Model& model, const PlanRequest& r, int32_t rows, Plan* p) {
   p->prefill_rows = r.prefill_rows > 0 ? std::min(r.prefill_rows, rows) : rows;
   const uint64_t answers = std::max<uint64_t>(1, r.answers.value_or(1u << 30));
   p->sequences = static_cast<int32_t>(std::min(N(r.sequences > 0 ? r.sequences : rows), answers));
-  p->scratch = Scratch(model, r, rows, p->sequences, p->context);
+  p->scratch = Scratch(model, r, *p, rows, p->sequences, p->context);
   SetLines(r, p);
   p->kv_ram_layers = INT32_MAX;
   SetPages(model, r, Pages(p->context, r.page_tokens), p);
@@ -306,6 +319,19 @@ void ShareOut(const Model& model, const PlanRequest& r, Plan* p) {
   if (must || RowCost(model, *streamed) < kWiderGain * RowCost(model, *p)) *p = *streamed;
 }
 
+// Without drafts nothing of the MTP layer is needed.
+void SetResident(const Model& model, int32_t layers, bool embedding, Plan* p) {
+  p->resident = {layers, embedding, false};
+  p->dense_windows = DenseStream::Windows(model, p->resident, p->frames);
+  p->dense = model.DenseBytes(p->resident) +
+             N(p->dense_windows) * DenseStream::WindowBytes(model, p->resident);
+}
+
+Plan NoneResident(const Model& model, Plan p) {
+  SetResident(model, 0, false, &p);
+  return p;
+}
+
 [[noreturn]] void DoesNotFit(const Model& model, const PlanRequest& r, const Plan& p) {
   const uint64_t page = p.kv / N(p.kv_pages);
   std::string text = fmt::format(
@@ -323,16 +349,17 @@ void ShareOut(const Model& model, const PlanRequest& r, Plan* p) {
   shorter.context = half;
   SetLines(r, &shorter);
   gain(fmt::format("--ctx-size {}", half), p.kv + p.scratch + p.lines,
-       page * Pages(half, p.page_tokens) + Scratch(model, r, p.rows, p.sequences, half) +
+       page * Pages(half, p.page_tokens) + Scratch(model, r, p, p.rows, p.sequences, half) +
            shorter.lines);
   Plan narrow = p;
   narrow.sequences = r.sequences > 0 ? p.sequences : 1;
   SetLines(r, &narrow);
   gain("--max-rows 1", p.scratch + p.lines,
-       Scratch(model, r, 1, narrow.sequences, p.context) + narrow.lines);
+       Scratch(model, r, p, 1, narrow.sequences, p.context) + narrow.lines);
   PlanRequest one = r;
   one.frames = 1;
-  gain("--frames 1", p.scratch, Scratch(model, one, p.rows, p.sequences, p.context));
+  gain("--frames 1", p.scratch, Scratch(model, one, p, p.rows, p.sequences, p.context));
+  gain("--resident none", p.dense, NoneResident(model, p).dense);
   one.slot_share.reset();
   one.slot_count = 1;
   gain("--slots 1", p.slots, SlotBytes(SlotsFor(model, one, 0)));
@@ -395,6 +422,40 @@ Plan Best(const Model& model, const PlanRequest& r, const Plan& empty) {
   return *best;
 }
 
+// The least plan of narrow frames is within the budget.
+bool Fits(const Model& model, const PlanRequest& r, Plan p) {
+  SetWidth(model, r, r.rows > 0 ? r.rows : 1, &p);
+  return p.Total() <= LimitOf(p);
+}
+
+// The best plan over what of the dense weights stays in memory: all of it unless something else
+// makes a row cheaper, or as much as --resident allows.
+Plan BestResident(const Model& model, const PlanRequest& r, const Plan& empty) {
+  const int32_t layers = model.Config().layers;
+  std::vector<Plan> tried;
+  const auto add = [&](int32_t resident, bool embedding) {
+    tried.push_back(empty);
+    SetResident(model, resident, embedding, &tried.back());
+  };
+  add(layers, true);
+  const int32_t step = r.dense ? 1 : std::max(1, layers / kSplits);
+  for (int32_t resident = layers; resident > 0; resident -= step) add(resident, false);
+  add(0, false);
+  if (r.dense) {
+    const auto first = std::find_if(tried.begin(), tried.end() - 1,
+                                    [&](const Plan& p) { return p.dense <= *r.dense; });
+    return Best(model, r, *first);
+  }
+  std::optional<Plan> best;
+  for (const Plan& p : tried) {
+    if (!Fits(model, r, p)) continue;
+    Plan got = Best(model, r, p);
+    if (!best && got.sweep_bytes == 0) return got;  // nothing is read
+    if (!best || RowCost(model, got) < kWiderGain * RowCost(model, *best)) best = std::move(got);
+  }
+  return best ? *best : Best(model, r, tried.back());
+}
+
 using Note = std::function<void(const std::string& flag, const std::string& why, uint64_t bytes)>;
 
 // What was asked for beyond what the input can use: cut, or, for the context, which answers depend
@@ -402,7 +463,7 @@ using Note = std::function<void(const std::string& flag, const std::string& why,
 void NoteCuts(const Model& model, const PlanRequest& asked, const Plan& p, const Note& note) {
   const PlanRequest r = CutToUse(asked, p.context);
   const auto scratch = [&](const PlanRequest& how, int32_t rows, int32_t sequences) {
-    return Scratch(model, how, rows, sequences, p.context) + TokenLists(sequences, p.context);
+    return Scratch(model, how, p, rows, sequences, p.context) + TokenLists(sequences, p.context);
   };
   const uint64_t now = scratch(r, p.rows, p.sequences);
   if (asked.rows > p.rows) {
@@ -452,11 +513,30 @@ void NoteUnused(const Model& model, const PlanRequest& asked, const Plan& p, con
   }
   const uint64_t unused = LimitOf(p) - p.Total();
   if (unused <= p.budget / 50) return;
+  if (asked.dense && p.sweep_dense > 0) {
+    note("--resident", "without it more dense weights would stay in memory; no use is made of",
+         unused);
+    return;
+  }
   if (by_hand && p.slot_total < p.expert_total) {
     note("--slots", "without it more experts would stay in memory; no use is made of", unused);
   } else if (asked.ram) {
     note(fmt::format("--ram {}", SizeText(*asked.ram)), "no use is made of", unused);
   }
+}
+
+// What stays in memory and what is read with every sweep.
+std::string DenseNote(const Plan& p) {
+  if (p.sweep_dense == 0) return "attention, shared experts, dense layers, head, embedding";
+  std::string note = "head, routers, norms";
+  if (p.resident.embedding) note += ", embedding";
+  if (p.dense_windows == 0) {
+    note += ", all layers";
+  } else if (p.resident.layers > 0) {
+    note += fmt::format(", the first {} layers", p.resident.layers);
+  }
+  if (p.dense_windows > 0) note += fmt::format(", {} windows", p.dense_windows);
+  return note + fmt::format("; a sweep reads {}", SizeText(p.sweep_dense));
 }
 
 }  // namespace
@@ -489,10 +569,9 @@ Plan MakePlan(const Model& model, const PlanRequest& asked) {
   p.context = asked.context > 0 ? asked.context : DefaultContext(model.Config());
   p.page_tokens = asked.page_tokens;
   p.base = ResidentBytes() + kBaseExtra + N(asked.threads) * kBasePerThread;
-  p.dense = model.DenseBytes();
   const PlanRequest r = CutToUse(asked, p.context);
   p.frames = r.frames;
-  p = Best(model, r, p);
+  p = BestResident(model, r, p);
   if (p.kv > r.kv_ram.value_or(UINT64_MAX)) {
     Plan smallest = p;
     if (r.kv_space > 0) SetStreamedPages(model, r, Pages(p.context, p.page_tokens), 0, &smallest);
@@ -521,6 +600,7 @@ std::string Plan::Line() const {
       SizeText(slots), rows, sequences, threads);
   if (kv_file > 0) text += fmt::format("; KV file {}", SizeText(kv_file));
   if (sweep_bytes > 0) text += fmt::format("; a sweep reads {}", SizeText(sweep_bytes));
+  if (sweep_dense > 0) text += fmt::format(", {} of it dense weights", SizeText(sweep_dense));
   return text;
 }
 
@@ -534,7 +614,7 @@ std::string Plan::Table() const {
   };
   size("budget", budget, budget_source);
   size("process", base, "program, headers, tokenizer, threads");
-  size("dense weights", dense, "attention, shared experts, dense layers, head, embedding");
+  size("dense weights", dense, DenseNote(*this));
   size("KV", kv,
        fmt::format("{} pages of {} tokens; --ctx-size {}", kv_pages, page_tokens, context));
   if (kv_file > 0) {

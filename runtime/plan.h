@@ -25,6 +25,8 @@ struct PlanRequest {
   std::optional<uint64_t> ram;  // --ram; nullopt: what the machine and its cgroup have
   // --slots: a number, or a share, of the experts of each class.
   std::optional<double> slot_count, slot_share;
+  // --resident: what dense weights may take at most; UINT64_MAX: all stay; nullopt: what pays.
+  std::optional<uint64_t> dense;
   int32_t threads = 1, frames = 1;
   int32_t rows = 0, sequences = 0, prefill_rows = 0;  // 0: as wide as the plan allows
   // Answers the input can ask for, if known: KV for more sequences than that would never be used.
@@ -66,13 +68,16 @@ struct Plan {
   uint64_t kv_sweep_bytes = 0;        // of sweep_bytes, those of KV
   // Most rows x context of a frame's prompts (SchedulerOptions).
   int64_t PrefillWork() const;
-  std::vector<SlotClass> slot_classes;        // as Model::ExpertClasses()
+  DenseResidents resident;              // `dense` is what they take, with windows for the others
+  int32_t dense_windows = 0;            // EngineOptions
+  std::vector<SlotClass> slot_classes;  // as Model::ExpertClasses()
   uint32_t slot_total = 0, expert_total = 0;  // equal: everything that is used is resident
 
   // What a full sweep is expected to do: sequences that take part, rows, the share of a layer's
-  // experts that they choose, the share of those that is resident, bytes that are read.
+  // experts that they choose, the share of those that is resident, bytes that are read; of those,
+  // dense weights.
   double together = 0, filled_rows = 0, union_share = 0, resident_share = 0;
-  uint64_t sweep_bytes = 0;
+  uint64_t sweep_bytes = 0, sweep_dense = 0;
 
   // Settings by hand that ask for memory which nothing can use: the flag, why, and the bytes.
   std::vector<std::string> wasted;

@@ -329,9 +329,13 @@ TEST_CASE("a plan that does not fit says what takes the memory and which flag ga
                            "--slots 1 gains", "--kv bf16 gains", "--ram "}) {
     CHECK(Contains(text, flag));
   }
+  CHECK_FALSE(Contains(text, "--resident"));  // none is by now
   r.slot_share.reset();
   r.frames = 1;
   CHECK_FALSE(Contains(Refusal(r), "--frames"));
+  r.dense = UINT64_MAX;
+  r.rows = 4096;
+  CHECK(Contains(Refusal(r), "--resident none gains"));
 }
 
 TEST_CASE("the --ram that a refusal names is enough") {
@@ -354,16 +358,17 @@ TEST_CASE("a budget of nothing is refused, not planned with") {
   CHECK(Contains(Refusal(Wanted(63'000'000)), "does not fit"));
 }
 
-TEST_CASE("at real size memory goes to KV first, and frames grow with it") {
+TEST_CASE("at real size memory goes to KV first, dense weights make room, frames grow with it") {
   const Plan small = RealPlan(25), large = RealPlan(64), huge = RealPlan(600);
-  CHECK(small.rows == 256);
-  CHECK(small.sequences == 256);
-  CHECK(small.together > 80);
+  CHECK(small.rows == 512);
+  CHECK(small.together > 200);
+  CHECK(small.resident.layers == 0);
+  CHECK(small.sweep_dense < small.sweep_bytes / 40);
   CHECK(small.kv > 4 * small.slots);
   // Enough slots to go on reading while attention computes.
   CHECK(small.slot_total >= 64);
   CHECK(large.rows >= 512);
-  CHECK(large.together > 4 * small.together);
+  CHECK(large.together > 2 * small.together);
   // A wide sweep chooses all experts, and there is no room for a share that matters.
   CHECK(small.union_share > 0.99);
   CHECK(small.resident_share < 0.01);
@@ -373,6 +378,53 @@ TEST_CASE("at real size memory goes to KV first, and frames grow with it") {
   CHECK(huge.slot_total == huge.expert_total);
   CHECK(huge.sweep_bytes == 0);
   CHECK(huge.rows == 256);
+}
+
+TEST_CASE("where dense weights do not fit, those of the last layers are read with every sweep") {
+  const Plan p = RealPlan(8, 1);
+  CHECK(p.resident.layers > 0);
+  CHECK(p.resident.layers < 78);
+  CHECK_FALSE(p.resident.embedding);
+  CHECK(p.dense_windows == 2);
+  uint64_t blocks = 0, largest = 0;
+  for (int32_t layer = p.resident.layers; layer < 78; ++layer) {
+    blocks += RealSize().Block(layer).bytes;
+    largest = std::max(largest, RealSize().Block(layer).bytes);
+  }
+  CHECK(p.dense == RealSize().DenseBytes(p.resident) + 2 * largest);
+  CHECK(p.sweep_dense > blocks);
+  CHECK(p.sweep_dense < blocks + kMiB);
+  CHECK(p.sweep_bytes > p.sweep_dense);
+  CHECK(Contains(p.Table(), "the first "));
+  CHECK(Contains(p.Line(), "of it dense weights"));
+  // With more memory all of them stay.
+  const Plan more = RealPlan(25, 1);
+  CHECK(more.resident.layers >= 78);
+  CHECK(more.resident.embedding);
+  CHECK(more.dense_windows == 0);
+  CHECK(more.sweep_dense == 0);
+}
+
+TEST_CASE("--resident keeps what it allows: the first layers, and the embedding last") {
+  const auto plan = [](uint64_t dense) {
+    PlanRequest r;
+    r.ram = 64'000'000'000;
+    r.answers = 1;
+    r.dense = dense;
+    return MakePlan(RealSize(), r);
+  };
+  const Plan all = plan(UINT64_MAX), none = plan(0), some = plan(5'000'000'000);
+  CHECK(all.resident == DenseResidents{78, true, false});
+  CHECK(all.dense == RealSize().DenseBytes(all.resident));
+  CHECK(none.resident == DenseResidents{0, false, false});
+  CHECK(none.sweep_dense > 9'000'000'000);
+  CHECK(some.dense <= 5'000'000'000);
+  CHECK(some.dense > 4'700'000'000);
+  CHECK_FALSE(some.resident.embedding);
+  // One byte less than everything: the embedding goes.
+  CHECK(plan(all.dense).resident == all.resident);
+  CHECK(plan(all.dense - 1).resident == DenseResidents{78, false, false});
+  CHECK(plan(all.dense - 1).dense_windows == 0);
 }
 
 TEST_CASE("at real size a few answers leave their memory to experts") {
@@ -394,7 +446,7 @@ TEST_CASE("prompts and answers of known length share KV out for what they hold")
   r.most_tokens = 200;
   r.prompt_tokens = 5'000'000;
   const Plan shorter = MakePlan(RealSize(), r);
-  CHECK(shorter.together > 4 * unknown.together);
+  CHECK(shorter.together > 2 * unknown.together);
   CHECK(shorter.rows > unknown.rows);
   CHECK(shorter.context == unknown.context);
   r.answers = 3;
@@ -450,6 +502,9 @@ TEST_CASE("settings that nothing can use are named with what they take") {
   CHECK(Contains(wasted(r), "--slots: 16 are for experts of the MTP layer"));
   r.slot_count = 2;
   CHECK(Contains(wasted(r), "--slots: without it more experts would stay in memory"));
+  r = usual;
+  r.dense = 0;
+  CHECK(Contains(wasted(r), "--resident: without it more dense weights would stay in memory"));
 }
 
 TEST_CASE("a list of selected positions is no longer than the context") {
