@@ -269,13 +269,6 @@ TEST_CASE("a variable takes the place of its flag's whole name only") {
   CHECK(NameVariables("--max", {}) == "--max");
 }
 
-TEST_CASE("the help of flags that are refused says so") {
-  const std::string help = ParseRunCommandLine({"--help"}).text;
-  size_t count = 0;
-  for (size_t at = 0; (at = help.find("not yet", at)) != std::string::npos; ++at) ++count;
-  CHECK(count == 1);
-}
-
 TEST_CASE("values out of range are refused with the flag and what was expected") {
   CHECK(RefusedBy({"--temperature", "2.1"}, "--temperature"));
   CHECK(RefusedBy({"--temperature", "warm"}, "--temperature"));
