@@ -86,6 +86,8 @@ TEST_CASE("peak memory stays within --ram, whatever the pipeline's settings" *
   CheckRun({"--frames", "2", "--max-rows", "64", "--ctx-size", "1k"}, 12);
   CheckRun({"--slots", "20", "--direct", "on"}, 4);
   CheckRun({"--slots", "5%", "--io", "pread", "--kv", "f32"}, 4);
+  CheckRun({"--resident", "none", "--frames", "2", "--direct", "on", "--ctx-size", "1k"}, 6);
+  CheckRun({"--resident", "25MB", "--ctx-size", "1k"}, 4);
 }
 
 TEST_CASE("a budget below what the model needs is refused before anything is loaded" *

@@ -63,6 +63,7 @@ TEST_CASE("dense weights read with every sweep give the bytes of resident ones")
   const std::vector<uint32_t> slots = {1, 4, 0};
   const std::vector<ReaderKind> readers = {ReaderKind::kUring, ReaderKind::kPread,
                                            ReaderKind::kShuffled};
+  const std::vector<int32_t> kv_layers = {INT32_MAX, 0, 3};
   uint32_t seed = 0;
   for (const auto& n :
        Pairwise({kResidents.size(), threads.size(), frames.size(), windows.size(), rows.size(),
@@ -78,6 +79,7 @@ TEST_CASE("dense weights read with every sweep give the bytes of resident ones")
     c.reader = readers[n[7]];
     c.pauses = n[8] != 0;
     c.prefetch = n[9] == 0;
+    c.kv_ram_layers = kv_layers[n[10]];
     c.seed = ++seed;
     INFO("residents ", n[0], " ", c.Text());
     const Outcome got = RunGraph(m, c, lines);
