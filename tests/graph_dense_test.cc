@@ -65,9 +65,9 @@ TEST_CASE("dense weights read with every sweep give the bytes of resident ones")
                                            ReaderKind::kShuffled};
   const std::vector<int32_t> kv_layers = {INT32_MAX, 0, 3};
   uint32_t seed = 0;
-  for (const auto& n :
-       Pairwise({kResidents.size(), threads.size(), frames.size(), windows.size(), rows.size(),
-                 sequences.size(), slots.size(), readers.size(), 2 /*pauses*/, 2 /*prefetch*/})) {
+  for (const auto& n : Pairwise({kResidents.size(), threads.size(), frames.size(), windows.size(),
+                                 rows.size(), sequences.size(), slots.size(), readers.size(),
+                                 2 /*pauses*/, 2 /*prefetch*/, kv_layers.size()})) {
     const TestModel& m = StreamedModel(n[0]);
     RunConfig c;
     c.threads = threads[n[1]];
