@@ -15,6 +15,7 @@
 #include "runtime/embedding_rows.h"
 #include "runtime/frame.h"
 #include "runtime/line_limits.h"
+#include "runtime/plan_prediction.h"
 #include "runtime/sampler.h"
 
 namespace colibri {
@@ -37,9 +38,6 @@ constexpr double kRowArithmetic = 1.0 / 32;
 constexpr double kNarrowRows = 8;
 // Pages are tried in so many steps from none to all that is left, resident layers likewise.
 constexpr int32_t kSplits = 16;
-// Attention costs 11 MOP for each row and position, the rest of a row 80 GOP at real size: with so
-// many positions a row it takes as long as the rest.
-constexpr int64_t kPositionsARow = 8192;
 constexpr int32_t kDefaultContext = 4096;
 // Lines that wait for a sequence: some thousand usual ones. They only shorten the end of a run: not
 // where memory is short.
@@ -152,8 +150,7 @@ double BytesAlone(const Model& model) {
 
 // Pages that an answer holds on average.
 uint64_t HeldPages(const PlanRequest& r, const Plan& p) {
-  const int32_t held = r.held_tokens > 0 ? std::min(r.held_tokens, p.context) : p.context / 4;
-  return Pages(std::max(1, held), p.page_tokens);
+  return Pages(std::max(1, HeldTokens(r, p)), p.page_tokens);
 }
 
 // Dense weights that a sweep reads.
@@ -191,8 +188,10 @@ void Estimate(const Model& model, const PlanRequest& r, Plan* p) {
   p->sweep_bytes += p->sweep_dense;
 }
 
-// Bytes a row: what it reads, or what its arithmetic takes if that is more.
-double RowCost(const Model& model, const Plan& p) {
+// Seconds a row, where speeds are known; else bytes a row: what it reads, or what its arithmetic
+// takes if that is more.
+double RowCost(const Model& model, const PlanRequest& r, const Plan& p) {
+  if (r.speeds) return SecondsARow(model, r, p);
   const double reads = static_cast<double>(p.sweep_bytes) / p.filled_rows;
   return std::max(reads, BytesAlone(model) * kRowArithmetic * (1 + kNarrowRows / p.filled_rows));
 }
@@ -254,7 +253,7 @@ std::optional<Plan> Streamed(const Model& model, const PlanRequest& r, const Pla
     tried.slot_classes = SlotsFor(model, r, both - tried.kv);
     tried.slots = SlotBytes(tried.slot_classes);
     Estimate(model, r, &tried);
-    if (!best || RowCost(model, tried) < RowCost(model, *best)) best = std::move(tried);
+    if (!best || RowCost(model, r, tried) < RowCost(model, r, *best)) best = std::move(tried);
   }
   return best;
 }
@@ -282,7 +281,7 @@ void ShareInMemory(const Model& model, const PlanRequest& r, uint64_t streaming,
   Plan best = with_pages(0);
   for (uint64_t i = 1; i <= kSplits; ++i) {
     Plan tried = with_pages(room / kSplits * i);
-    if (RowCost(model, tried) < RowCost(model, best)) best = std::move(tried);
+    if (RowCost(model, r, tried) < RowCost(model, r, best)) best = std::move(tried);
   }
   // What slots leave goes to pages.
   const uint64_t pages = N(best.kv_pages) + (limit - best.Total()) / page;
@@ -316,7 +315,7 @@ void ShareOut(const Model& model, const PlanRequest& r, Plan* p) {
       std::max(std::min(both - kept, r.kv_ram.value_or(UINT64_MAX)), fits ? uint64_t{0} : least.kv);
   std::optional<Plan> streamed = Streamed(model, r, least, room, both, most);
   if (!streamed) return;
-  if (must || RowCost(model, *streamed) < kWiderGain * RowCost(model, *p)) *p = *streamed;
+  if (must || RowCost(model, r, *streamed) < kWiderGain * RowCost(model, r, *p)) *p = *streamed;
 }
 
 // Without drafts nothing of the MTP layer is needed.
@@ -417,7 +416,7 @@ Plan Best(const Model& model, const PlanRequest& r, const Plan& empty) {
       if (within(p)) best = std::move(p);
       continue;
     }
-    if (!best || RowCost(model, p) < gain * RowCost(model, *best)) best = std::move(p);
+    if (!best || RowCost(model, r, p) < gain * RowCost(model, r, *best)) best = std::move(p);
   }
   return *best;
 }
@@ -451,7 +450,7 @@ Plan BestResident(const Model& model, const PlanRequest& r, const Plan& empty) {
     if (!Fits(model, r, p)) continue;
     Plan got = Best(model, r, p);
     if (!best && got.sweep_bytes == 0) return got;  // nothing is read
-    if (!best || RowCost(model, got) < kWiderGain * RowCost(model, *best)) best = std::move(got);
+    if (!best || RowCost(model, r, got) < kWiderGain * RowCost(model, r, *best)) best = std::move(got);
   }
   return best ? *best : Best(model, r, tried.back());
 }
@@ -555,7 +554,7 @@ int32_t DefaultContext(const ModelConfig& config) {
   return std::min(kDefaultContext, config.max_positions);
 }
 
-int64_t Plan::PrefillWork() const { return int64_t{prefill_rows} * kPositionsARow; }
+int64_t Plan::PrefillWork() const { return int64_t{prefill_rows} * positions_a_row; }
 
 Plan MakePlan(const Model& model, const PlanRequest& asked) {
   Plan p;
@@ -579,6 +578,8 @@ Plan MakePlan(const Model& model, const PlanRequest& asked) {
                                  SizeText(std::min(p.kv, smallest.kv)),
                                  r.kv_space == 0 ? ", without a file (--kv-dir)" : ""));
   }
+  p.positions_a_row = PositionsARow(r, p);
+  if (r.speeds) p.prediction = PredictionOf(model, r, p);
   for (const SlotClass& s : p.slot_classes) p.slot_total += s.count;
   for (const Model::ExpertClass& e : model.ExpertClasses()) {
     p.expert_total += Used(model, e) || r.slot_count || r.slot_share ? e.experts : 1;
@@ -601,6 +602,7 @@ std::string Plan::Line() const {
   if (kv_file > 0) text += fmt::format("; KV file {}", SizeText(kv_file));
   if (sweep_bytes > 0) text += fmt::format("; a sweep reads {}", SizeText(sweep_bytes));
   if (sweep_dense > 0) text += fmt::format(", {} of it dense weights", SizeText(sweep_dense));
+  if (prediction) text += fmt::format("; predicted: {}", PredictionText(*prediction));
   return text;
 }
 
@@ -640,6 +642,10 @@ std::string Plan::Table() const {
                    together, 100 * union_share));
   size("a row reads", static_cast<uint64_t>(static_cast<double>(sweep_bytes) / filled_rows),
        "with its share of the sweep");
+  if (prediction) {
+    row("predicted", fmt::format("{:.2f}/s", prediction->tokens_a_second),
+        PredictionNote(*prediction));
+  }
   for (const std::string& one : wasted) text += one + "\n";
   return text;
 }

@@ -4,9 +4,9 @@
 // Width, KV and slots follow from what a sweep costs a row. With B rows, k of E experts a row and
 // the share r of the experts resident, it reads the layers' unions, E (1 - (1 - k/E)^B) experts
 // each, less r of them, for B rows together; a row's arithmetic, as the bytes that the drive brings
-// meanwhile, is the floor. So memory goes to pages, which make B larger, until reading costs no
-// more than computing; where all experts fit, slots come first. Threads: pure, but for what it asks
-// of the machine.
+// meanwhile, is the floor (with speeds known: the longer of the two in seconds). So memory goes to
+// pages, which make B larger, until reading costs no more than computing; where all experts fit,
+// slots come first. Threads: pure, but for what it asks of the machine.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,7 @@
 #include "io/slot_pool.h"
 #include "runtime/kv_store.h"
 #include "runtime/memory_budget.h"
+#include "runtime/prediction.h"
 #include "runtime/weights.h"
 
 namespace colibri {
@@ -36,11 +37,15 @@ struct PlanRequest {
   uint64_t prompt_tokens = 0;
   int32_t most_tokens = 0, held_tokens = 0;
   double rows_per_token = 2;  // of prompts and answers, for each token of an answer
-  int32_t context = 0;        // 0: DefaultContext of the model
-  size_t token_bytes = 16;    // the longest token's: Tokenizer::MostBytes(1)
-  bool logprobs = true;       // lines may ask for them
-  bool held_back = false;     // records wait in memory for their turn
-  bool reads_ahead = false;   // lines are read before there is a sequence for them
+  // For the prediction: tokens of a prompt and of an answer on average, of the longest answer; 0:
+  // unknown. And what the machine does; nullopt: unknown, nothing is predicted.
+  double prompt_mean = 0, answer_mean = 0, answer_longest = 0;
+  std::optional<Speeds> speeds;
+  int32_t context = 0;       // 0: DefaultContext of the model
+  size_t token_bytes = 16;   // the longest token's: Tokenizer::MostBytes(1)
+  bool logprobs = true;      // lines may ask for them
+  bool held_back = false;    // records wait in memory for their turn
+  bool reads_ahead = false;  // lines are read before there is a sequence for them
   int32_t page_tokens = kDefaultPageTokens;
   KvType kv_type = KvType::kBF16;
   // --kv-ram SIZE: most memory for KV. What the pages of some layers would take beyond it, or where
@@ -66,8 +71,9 @@ struct Plan {
   int32_t kv_ram_layers = INT32_MAX;  // of later layers the pages are on the drive
   uint64_t kv_file = 0;               // and take so much of it
   uint64_t kv_sweep_bytes = 0;        // of sweep_bytes, those of KV
-  // Most rows x context of a frame's prompts (SchedulerOptions).
+  // Most rows x context of a frame's prompts (SchedulerOptions): so many positions a row.
   int64_t PrefillWork() const;
+  int32_t positions_a_row = 0;
   DenseResidents resident;              // `dense` is what they take, with windows for the others
   int32_t dense_windows = 0;            // EngineOptions
   std::vector<SlotClass> slot_classes;  // as Model::ExpertClasses()
@@ -78,6 +84,7 @@ struct Plan {
   // dense weights.
   double together = 0, filled_rows = 0, union_share = 0, resident_share = 0;
   uint64_t sweep_bytes = 0, sweep_dense = 0;
+  std::optional<Prediction> prediction;
 
   // Settings by hand that ask for memory which nothing can use: the flag, why, and the bytes.
   std::vector<std::string> wasted;
