@@ -65,7 +65,12 @@ class FlagSet {
     AddMemory();
     AddPipeline();
     group_ = "Other";
-    Flag("--plan", &options_.plan, "Print how memory would be used and exit");
+    Flag("--plan", &options_.plan, "Print how memory would be used, and how fast, and exit");
+    Rate("--drive-speed", &options_.drive_speed,
+         "What the drive gives (default: measured once and remembered)");
+    Flag("--calibrate", &options_.calibrate, "Measure drive and processor again");
+    Flag("--no-prediction", &options_.no_prediction,
+         "Measure nothing; the plan reckons with usual speeds");
     // Not from the environment: COLIBRI_VERSION is a name that others set for their own purposes.
     app_.add_flag("--version", options_.version, "Print version, backends and SIMD target and exit")
         ->group(group_);
@@ -167,6 +172,16 @@ class FlagSet {
     Parsed(flags, "SIZE", "a size such as 16GB or 16GiB", help, [into](const std::string& text) {
       *into = ParseSize(text);
       return into->has_value();
+    });
+  }
+  // Bytes a second.
+  void Rate(const std::string& flags, uint64_t* into, const std::string& help) {
+    Parsed(flags, "SIZE", "a size a second such as 2GB or 2GB/s", help, [into](std::string text) {
+      if (text.ends_with("/s")) text.resize(text.size() - 2);
+      const std::optional<uint64_t> size = ParseSize(text);
+      if (!size || *size == 0) return false;
+      *into = *size;
+      return true;
     });
   }
   void Tokens(const std::string& flags, int32_t* into, const std::string& help) {
@@ -332,14 +347,7 @@ class FlagSet {
            {{"auto", IoChoice::kAuto}, {"uring", IoChoice::kUring}, {"pread", IoChoice::kPread}},
            "How the drive is read (default: auto, io_uring where it works)");
     Count("--io-depth", &options_.io_depth, 1, 256, "Reads of 1 MiB in flight");
-    Parsed("--io-limit", "SIZE", "a size a second such as 2GB or 2GB/s", "Read no faster than this",
-           [this](std::string text) {
-             if (text.ends_with("/s")) text.resize(text.size() - 2);
-             const std::optional<uint64_t> size = ParseSize(text);
-             if (!size || *size == 0) return false;
-             options_.io_limit = *size;
-             return true;
-           });
+    Rate("--io-limit", &options_.io_limit, "Read no faster than this");
     const std::vector<std::pair<std::string, OnOffAuto>> on_off = {
         {"auto", OnOffAuto::kAuto}, {"on", OnOffAuto::kOn}, {"off", OnOffAuto::kOff}};
     Choice("--direct", &options_.direct, on_off,
@@ -458,6 +466,10 @@ void CheckCombinations(FlagSet& flags, const RunOptions& options) {
   for (const std::string& stop : options.stop) {
     RefuseIf(stop.empty(), "--stop: an empty text would end every answer at once");
   }
+  RefuseIf(options.no_prediction && flags.Given("--calibrate"),
+           "--calibrate measures and --no-prediction does not: give one of them");
+  RefuseIf(options.no_prediction && flags.Given("--drive-speed"),
+           "--drive-speed is for the prediction, which --no-prediction leaves out");
   RefuseIf(options.prefetch == OnOffAuto::kOff && flags.Given("--prefetch-depth"),
            "--prefetch off leaves nothing for --prefetch-depth");
   RefuseIf(options.io_depth > 0 && options.prefetch_depth > options.io_depth,

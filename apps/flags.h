@@ -81,6 +81,10 @@ struct RunOptions {
   bool f32_activations = false;
   bool f32_kv = false;
 
+  // The prediction.
+  bool calibrate = false, no_prediction = false;
+  uint64_t drive_speed = 0;  // bytes a second; 0: measured, or known from an earlier run
+
   bool plan = false, version = false;
 
   // Flags that the command line does not give and a variable does: ("--ram", "COLIBRI_RAM").

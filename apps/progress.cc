@@ -106,15 +106,16 @@ std::string JsonText(const ProgressFigures& f) {
       "{{\"seconds\":{:.3f},\"lines_done\":{},\"lines_failed\":{},\"lines_read\":{},"
       "\"lines_total\":{},\"lines_total_guessed\":{},\"lines_under_way\":{},\"input_open\":{},"
       "\"tokens\":{},\"tokens_per_second\":{:.3f},\"recent_tokens_per_second\":{},"
+      "\"predicted_tokens_per_second\":{},"
       "\"bytes_read\":{},\"gb_per_second\":{:.3f},\"recent_gb_per_second\":{},\"hit_rate\":{:.4f},"
       "\"layer\":{},\"layers\":{},\"sweeps\":{},\"seconds_per_sweep\":{},\"sweeps_left\":{},"
       "\"seconds_left\":{},\"seconds_left_at_most\":{}}}",
       f.seconds, f.lines_done, f.lines_failed, f.lines_read, Optional(f.lines_total, 0),
       f.total_guessed, f.lines_under_way, f.input_open, f.tokens, AverageTokens(f),
-      Optional(f.tokens_a_second, 3), f.bytes_read, Rate(bytes, f.seconds) / 1e9,
-      Optional(gigabytes, 3), f.hit_rate, f.layer - 1, f.layers, f.sweeps,
-      Optional(f.seconds_a_sweep, 4), Optional(sweeps_left, 0), Optional(f.seconds_left, 1),
-      f.sweeps_left && f.sweeps_left->at_most);
+      Optional(f.tokens_a_second, 3), Optional(f.predicted, 3), f.bytes_read,
+      Rate(bytes, f.seconds) / 1e9, Optional(gigabytes, 3), f.hit_rate, f.layer - 1, f.layers,
+      f.sweeps, Optional(f.seconds_a_sweep, 4), Optional(sweeps_left, 0),
+      Optional(f.seconds_left, 1), f.sweeps_left && f.sweeps_left->at_most);
 }
 
 Progress::Progress(ProgressFormat format, Sources sources)
@@ -164,6 +165,7 @@ ProgressFigures Progress::Look() {
   f.seconds_a_sweep = pace_.SecondsASweep();
 
   const Plan& plan = sources_.plan;
+  if (plan.prediction) f.predicted = plan.prediction->tokens_a_second;
   WorkLeft work;
   work.under_way = sources_.engine.Left();
   const std::optional<double> unread = f.input_open ? sources_.unread(s.lines_read) : 0;

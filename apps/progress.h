@@ -29,8 +29,9 @@ struct ProgressFigures {
   bool total_guessed = false;                       // from the bytes read so far
   uint64_t tokens = 0, sweeps = 0, bytes_read = 0;  // so far
   std::optional<double> tokens_a_second, bytes_a_second, seconds_a_sweep;  // of the last sweeps
-  double hit_rate = 0;            // of all expert requests so far, 0 to 1
-  int32_t layer = 0, layers = 1;  // from 1: where the sweep is
+  std::optional<double> predicted;  // tokens a second of the whole run
+  double hit_rate = 0;              // of all expert requests so far, 0 to 1
+  int32_t layer = 0, layers = 1;    // from 1: where the sweep is
   std::optional<SweepsLeft> sweeps_left;
   std::optional<double> seconds_left;
 };

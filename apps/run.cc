@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "apps/answers.h"
+#include "apps/calibrate.h"
 #include "apps/line_options.h"
 #include "apps/progress.h"
 #include "apps/say.h"
@@ -193,6 +194,7 @@ int Conclude(Job& job, OutputWriter& writer, const PromptSource& source, const L
   if (tally.Lines() > 0 || deliverer.Tokens() > 0) {
     const EngineStats stats = engine.Stats();
     SayPart(LinesSummary(tally, deliverer.Tokens(), stats.seconds) +
+            PredictionSummary(job.plan, deliverer.Tokens(), stats.seconds) +
             MachineSummary(stats, job.plan));
   } else if (!interrupted && state == OutputWriter::State::kOk && source.Error().empty() &&
              filter.Changed() == 0) {
@@ -343,6 +345,9 @@ void PlanFor(const RunOptions& o, const std::optional<PromptSurvey>& survey, int
   const uint64_t limits = survey->limits + unlimited * (flag > 0 ? flag : usual);
   const double answer = std::min(static_cast<double>(limits) / lines, static_cast<double>(usual));
   const double prompt = static_cast<double>(survey->bytes) / 4 / lines;
+  request->prompt_mean = prompt;
+  request->answer_mean = std::min(static_cast<double>(limits) / lines, context - 1.0);
+  request->answer_longest = static_cast<double>(survey->largest_limit);
   request->held_tokens = tokens(prompt + answer / 2);
   request->rows_per_token = 1 + prompt / std::max(1.0, answer);
 }
@@ -365,6 +370,8 @@ int RunChecked(const RunOptions& o) {
   request.held_back = o.ordered && (o.output == "-" || WantsText(o));
   std::optional<PromptSurvey> survey = Survey(o, input.Get(), {}, context);
   PlanFor(o, survey, context, &request);
+  const bool nothing = survey && survey->whole && survey->lines == 0;
+  if (!nothing) request.speeds = SpeedsOf(o, model, tokenizer, request);
   Plan plan = MakePlan(model, request);
   if (o.plan) {
     Print(plan.Table());

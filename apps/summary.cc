@@ -74,6 +74,12 @@ std::string LinesSummary(const Tally& tally, uint64_t tokens, double seconds) {
          });
 }
 
+std::string PredictionSummary(const Plan& plan, uint64_t tokens, double seconds) {
+  if (!plan.prediction) return {};
+  return fmt::format("predicted {:.2f}, got {:.2f} tokens/s\n", plan.prediction->tokens_a_second,
+                     Rate(static_cast<double>(tokens), seconds));
+}
+
 std::string MachineSummary(const EngineStats& stats, const Plan& plan) {
   const CacheStats& c = stats.cache;
   const OverlapFigures& o = stats.overlap;

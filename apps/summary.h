@@ -14,6 +14,9 @@ namespace colibri {
 // slowest and the longest. `tokens`: all that were generated, in `seconds`. Several lines of text.
 std::string LinesSummary(const Tally& tally, uint64_t tokens, double seconds);
 
+// "predicted 4.52, got 4.31 tokens/s", or nothing.
+std::string PredictionSummary(const Plan& plan, uint64_t tokens, double seconds);
+
 // Prompt tokens that were shared, if any, reading, what overlapped, memory against the plan.
 std::string MachineSummary(const EngineStats& stats, const Plan& plan);
 

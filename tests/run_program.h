@@ -67,7 +67,14 @@ class RunningProgram {
     for (char** e = environ; *e != nullptr; ++e) {
       if (!std::string_view(*e).starts_with("COLIBRI_")) envp.push_back(*e);
     }
-    for (const std::string& e : environment) envp.push_back(const_cast<char*>(e.c_str()));
+    // Nothing is measured but where a test asks for it.
+    std::string unpredicted = "COLIBRI_NO_PREDICTION=1";
+    bool said = false;
+    for (const std::string& e : environment) {
+      said |= e.starts_with("COLIBRI_NO_PREDICTION=");
+      envp.push_back(const_cast<char*>(e.c_str()));
+    }
+    if (!said) envp.push_back(unpredicted.data());
     envp.push_back(nullptr);
     const int error =
         posix_spawn(&pid_, path.c_str(), &actions, &attributes, argv.data(), envp.data());
