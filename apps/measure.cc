@@ -26,7 +26,7 @@ constexpr int32_t kWidths[] = {1, 2, 4, 8, 16, 32, 64, 128, 256};
 // these.
 constexpr int32_t kFewWidths[] = {1, 4, 16, 64, 256};
 // One figure's time, and what all may take before wider sweeps are left to be reckoned.
-constexpr double kFigureSeconds = 0.02, kMostSeconds = 2;
+constexpr double kFigureSeconds = 0.02, kMostSeconds = 5;
 constexpr int kTimes = 3;
 // Of the memory for the sample's weights, its vocabulary's share of that, for slots at least.
 constexpr uint64_t kDensePart = 3, kVocabularyPart = 8, kSlotsPart = 4;
@@ -188,6 +188,11 @@ Figure RunSample(const Model& model, const Tokenizer& tokenizer, const EngineOpt
   return {engine.Stats().seconds, static_cast<double>(draw_ns) / 1e9};
 }
 
+void KeepLess(const Figure& one, Figure* least) {
+  least->all_s = std::min(least->all_s, one.all_s);
+  least->draw_s = std::min(least->draw_s, one.draw_s);
+}
+
 // Of one sweep. Where sweeps are short what many take beyond two, so that neither the start of an
 // engine nor the first use of an expert counts.
 Figure MeasureSweep(const Model& model, const Tokenizer& tokenizer, const EngineOptions& options) {
@@ -195,16 +200,14 @@ Figure MeasureSweep(const Model& model, const Tokenizer& tokenizer, const Engine
   const double wanted = 2 + kFigureSeconds / std::max(1e-6, two.all_s / 2);
   if (wanted < 6) return {two.all_s / 2, two.draw_s / 2};
   const auto sweeps = static_cast<int32_t>(std::min<double>(wanted, kMostTokens));
-  // The quickest: whatever else the machine does comes and goes.
-  Figure best{1e9, 0};
+  // The quickest of each: whatever else the machine does comes and goes.
+  Figure few = two, many{1e9, 1e9};
   for (int i = 0; i < kTimes; ++i) {
-    const Figure few = i == 0 ? two : RunSample(model, tokenizer, options, 2);
-    const Figure many = RunSample(model, tokenizer, options, sweeps);
-    const Figure one{(many.all_s - few.all_s) / (sweeps - 2),
-                     (many.draw_s - few.draw_s) / (sweeps - 2)};
-    if (one.all_s > one.draw_s && one.draw_s > 0 && one.all_s < best.all_s) best = one;
+    if (i > 0) KeepLess(RunSample(model, tokenizer, options, 2), &few);
+    KeepLess(RunSample(model, tokenizer, options, sweeps), &many);
   }
-  return best.all_s < 1e9 ? best : Figure{two.all_s / 2, two.draw_s / 2};
+  return {std::max(0.0, many.all_s - few.all_s) / (sweeps - 2),
+          std::max(0.0, many.draw_s - few.draw_s) / (sweeps - 2)};
 }
 
 // Of one row and position in all of `layers`: heads are spread over all threads.
@@ -234,6 +237,21 @@ double PositionSeconds(const ModelConfig& c, const ComputeRequest& request, int3
   return best / kPositions * layers / std::min(request.threads, c.heads);
 }
 
+// Whatever disturbs makes a figure larger: a wider sweep takes as long at least, and no more for a
+// row.
+void Smooth(std::vector<Speeds::Sweep>* sweeps) {
+  for (double Speeds::Sweep::*figure : {&Speeds::Sweep::layers_s, &Speeds::Sweep::draw_s}) {
+    for (size_t i = sweeps->size(); i-- > 1;) {
+      double& narrow = (*sweeps)[i - 1].*figure;
+      narrow = std::min(narrow, (*sweeps)[i].*figure);
+    }
+    for (size_t i = 1; i < sweeps->size(); ++i) {
+      const Speeds::Sweep &narrow = (*sweeps)[i - 1], &wide = (*sweeps)[i];
+      (*sweeps)[i].*figure = std::min(wide.*figure, narrow.*figure * wide.rows / narrow.rows);
+    }
+  }
+}
+
 }  // namespace
 
 Speeds MeasureComputing(const ComputeRequest& request, const Tokenizer& tokenizer) {
@@ -256,12 +274,7 @@ Speeds MeasureComputing(const ComputeRequest& request, const Tokenizer& tokenize
                              sample->layers * std::max(0.0, figure.all_s - figure.draw_s),
                              sample->draw * figure.draw_s});
   }
-  // A wider sweep that was quicker shows that the narrower one was disturbed.
-  for (size_t i = speeds.sweeps.size(); i-- > 1;) {
-    Speeds::Sweep &narrow = speeds.sweeps[i - 1], &wide = speeds.sweeps[i];
-    narrow.layers_s = std::min(narrow.layers_s, wide.layers_s);
-    narrow.draw_s = std::min(narrow.draw_s, wide.draw_s);
-  }
+  Smooth(&speeds.sweeps);
   if (speeds.sweeps.empty()) {
     throw IoError("too little memory to measure how fast the machine computes");
   }

@@ -16,11 +16,16 @@ constexpr double kLeastPositions = 1024, kMostPositions = 1 << 17;
 SweepModel SweepModelOf(const Model& model, const Plan& p) {
   const ModelConfig& c = model.Config();
   SweepModel m;
-  for (const Model::ExpertClass& e : model.ExpertClasses()) {
+  double experts = 0;
+  for (size_t i = 0; i < model.ExpertClasses().size(); ++i) {
+    const Model::ExpertClass& e = model.ExpertClasses()[i];
     // Without drafts nothing asks for the experts of the MTP layer.
     if (e.first_layer >= c.layers) continue;
     m.expert_bytes += static_cast<double>(e.slot_bytes) * e.experts;
+    experts += e.experts;
+    m.slots += p.slot_classes[i].count;
   }
+  m.read_bytes = experts > 0 ? m.expert_bytes / experts : 0;
   m.chosen = static_cast<double>(c.top_k) / std::max(1, c.experts);
   m.resident = p.resident_share;
   m.most_positions = model.HasIndexer() ? c.index_top_k : 0;

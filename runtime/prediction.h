@@ -1,8 +1,8 @@
 // What a run will be like before it begins: seconds of a sweep from the speeds of drive and
 // processor, and tokens a second of all its sweeps. The plan weighs widths with the same figures.
-// A sweep of B rows reads the layers' unions, E (1 - (1 - k/E)^B) experts each, less those that are
-// in memory, and takes the longer of reading and computing; the shorter hides but for a part.
-// Threads: pure.
+// A sweep of B rows reads the layers' unions, E (1 - (1 - k/E)^B) experts each where all are as
+// likely and somewhat fewer where some are not, less those that are in memory, and takes the longer
+// of reading and computing; the shorter hides but for a part. Threads: pure.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +33,12 @@ struct SweepModel {
   double expert_bytes = 0;     // of all experts that may be asked for
   double chosen = 0;           // top_k / experts
   double resident = 0;         // share of the experts that there are slots for
+  double slots = 0;            // that is how many; 0: enough
+  double read_bytes = 0;       // of one expert
   double streamed_bytes = 0;   // read in every sweep besides experts
   int32_t most_positions = 0;  // a row attends to no more; 0: to all
 
-  double Union(double rows) const;
+  double Union(double rows) const;  // share of the experts
   // The share of a union that is in memory when the share `held` of all experts is, those that are
   // asked for most: one row finds far more than that share, a wide union just that.
   double Hits(double rows, double held) const;
