@@ -21,6 +21,7 @@
 #include "apps/calibrate.h"
 #include "apps/line_options.h"
 #include "apps/progress.h"
+#include "apps/prompt_sample.h"
 #include "apps/say.h"
 #include "apps/setup.h"
 #include "apps/signals.h"
@@ -345,11 +346,24 @@ void PlanFor(const RunOptions& o, const std::optional<PromptSurvey>& survey, int
   const uint64_t limits = survey->limits + unlimited * (flag > 0 ? flag : usual);
   const double answer = std::min(static_cast<double>(limits) / lines, static_cast<double>(usual));
   const double prompt = static_cast<double>(survey->bytes) / 4 / lines;
-  request->prompt_mean = prompt;
-  request->answer_mean = std::min(static_cast<double>(limits) / lines, context - 1.0);
-  request->answer_longest = static_cast<double>(survey->largest_limit);
   request->held_tokens = tokens(prompt + answer / 2);
   request->rows_per_token = 1 + prompt / std::max(1.0, answer);
+}
+
+// For the prediction: what the machine does, and what the first prompts ask for.
+void Foresee(const RunOptions& o, const Model& model, const Tokenizer& tokenizer, int input,
+             const std::optional<PromptSurvey>& survey, PlanRequest* request) {
+  if (survey && survey->whole && survey->lines == 0) return;
+  request->speeds = SpeedsOf(o, model, tokenizer, *request);
+  if (!request->speeds || !survey) return;
+  const ModelConfig& config = model.Config();
+  const int32_t context = o.ctx_size > 0 ? o.ctx_size : DefaultContext(config);
+  RequestParser parser(tokenizer, config.vocab, context, MakeRequestDefaults(o, config.generation));
+  const std::optional<PromptSample> sample = SamplePrompts(o, input, parser);
+  if (!sample) return;
+  request->prompt_mean = sample->prompt;
+  request->answer_mean = sample->answer;
+  request->answer_longest = sample->longest;
 }
 
 int RunChecked(const RunOptions& o) {
@@ -370,8 +384,7 @@ int RunChecked(const RunOptions& o) {
   request.held_back = o.ordered && (o.output == "-" || WantsText(o));
   std::optional<PromptSurvey> survey = Survey(o, input.Get(), {}, context);
   PlanFor(o, survey, context, &request);
-  const bool nothing = survey && survey->whole && survey->lines == 0;
-  if (!nothing) request.speeds = SpeedsOf(o, model, tokenizer, request);
+  Foresee(o, model, tokenizer, input.Get(), survey, &request);
   Plan plan = MakePlan(model, request);
   if (o.plan) {
     Print(plan.Table());

@@ -19,15 +19,16 @@ SweepModel SweepModelOf(const Model& model, const Plan& p) {
   double experts = 0;
   for (size_t i = 0; i < model.ExpertClasses().size(); ++i) {
     const Model::ExpertClass& e = model.ExpertClasses()[i];
-    // Without drafts nothing asks for the experts of the MTP layer.
+    // Without drafts nothing asks for the experts of the MTP layer, which may be of any class.
     if (e.first_layer >= c.layers) continue;
-    m.expert_bytes += static_cast<double>(e.slot_bytes) * e.experts;
-    experts += e.experts;
-    m.slots += p.slot_classes[i].count;
+    const double used = e.last_layer < c.layers ? e.experts : e.experts - c.experts;
+    m.expert_bytes += static_cast<double>(e.slot_bytes) * used;
+    experts += used;
+    m.slots += std::min<double>(used, p.slot_classes[i].count);
   }
   m.read_bytes = experts > 0 ? m.expert_bytes / experts : 0;
+  m.resident = experts > 0 ? m.slots / experts : 1;
   m.chosen = static_cast<double>(c.top_k) / std::max(1, c.experts);
-  m.resident = p.resident_share;
   m.most_positions = model.HasIndexer() ? c.index_top_k : 0;
   return m;
 }

@@ -13,13 +13,14 @@ constexpr double kExposed = 0.05;
 // waits for its turn and is computed. Few slots of small experts leave the drive without work.
 // Fitted to runs of models with experts of 80 kB; those of 20 MB take a hundred times as long to
 // read.
-constexpr double kSlotTaken = 1.3e-3;
+constexpr double kSlotTaken = 0.9e-3;
 // Real routers: the hottest quarter of a layer's experts takes 50 to 58 % of the choices, so that
 // unions of some rows are smaller than if all were as likely.
 constexpr double kHotShare = 0.25, kHotChoices = 0.54;
-// Hits of held experts, after replays of route traces with 1 to 256 rows: held^p with p from a
-// third, one row, to 1, where unions are whole layers.
-constexpr double kHitsSpread = 2.0 / 3, kHitsRows = 1.2;
+// Hits of held experts: held^p, where p is some half for one row, which finds the hot ones, and a
+// good one where unions are whole layers, as what streams takes slots too. Fitted to replays of
+// route traces and to runs with 1 to 256 sequences.
+constexpr double kHitsPower = 1.25, kHitsSpread = 0.7, kHitsRows = 0.9;
 // Longer runs are foreseen by their beginning.
 constexpr int kMostSweeps = 20'000;
 // A run without end: what so many rounds of answers take beyond half of them, so that neither its
@@ -145,7 +146,7 @@ double SweepModel::Union(double rows) const {
 
 double SweepModel::Hits(double rows, double held) const {
   if (held <= 0 || held >= 1) return std::clamp(held, 0.0, 1.0);
-  return std::pow(held, 1 - kHitsSpread / (1 + kHitsRows * rows * chosen));
+  return std::pow(held, kHitsPower - kHitsSpread / (1 + kHitsRows * rows * chosen));
 }
 
 double ComputeSeconds(const Speeds& speeds, const SweepModel& model, const SweepRows& sweep) {

@@ -246,8 +246,9 @@ TEST_CASE("the json line is valid whatever is unknown") {
   CHECK(all.at("sweeps_left") == 100);
   CHECK(all.at("layer") == 2);  // from 0, as ever
   const Json none = Json::parse(JsonText({}));
-  for (const char* key : {"lines_total", "recent_tokens_per_second", "recent_gb_per_second",
-                          "seconds_per_sweep", "sweeps_left", "seconds_left"}) {
+  for (const char* key :
+       {"lines_total", "recent_tokens_per_second", "recent_gb_per_second",
+        "predicted_tokens_per_second", "seconds_per_sweep", "sweeps_left", "seconds_left"}) {
     CHECK(none.at(key).is_null());
   }
   CHECK(none.at("tokens_per_second") == 0);

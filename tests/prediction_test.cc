@@ -141,9 +141,11 @@ TEST_CASE(
 
 TEST_CASE("one row finds more of the held experts than a wide union does") {
   const SweepModel m = HundredExperts();
-  CHECK(m.Hits(1, 0.25) > 0.5);
-  CHECK(m.Hits(1, 0.25) < 0.75);
-  CHECK(m.Hits(1000, 0.25) == doctest::Approx(0.25).epsilon(0.05));
+  CHECK(m.Hits(1, 0.25) > 0.4);
+  CHECK(m.Hits(1, 0.25) < 0.7);
+  // What streams takes slots too.
+  CHECK(m.Hits(1000, 0.25) < 0.25);
+  CHECK(m.Hits(1000, 0.25) > 0.15);
   CHECK(m.Hits(1, 0) == 0);
   CHECK(m.Hits(7, 1) == 1);
 }
