@@ -13,13 +13,13 @@ constexpr double kExposed = 0.05;
 // waits for its turn and is computed. Few slots of small experts leave the drive without work.
 // Fitted to runs of models with experts of 80 kB; those of 20 MB take a hundred times as long to
 // read.
-constexpr double kSlotTaken = 0.9e-3;
+constexpr double kSlotTaken = 0.65e-3;
 // Real routers: the hottest quarter of a layer's experts takes 50 to 58 % of the choices, so that
 // unions of some rows are smaller than if all were as likely.
 constexpr double kHotShare = 0.25, kHotChoices = 0.54;
 // Hits of held experts: held^p, where p is a third for one row, which asks for the hot ones, and
-// more than one where unions are whole layers, as what streams takes slots too. Fitted to replays of
-// route traces and to runs with 1 to 256 sequences.
+// more than one where unions are whole layers, as what streams takes slots too. Fitted to replays
+// of route traces and to runs with 1 to 256 sequences.
 constexpr double kHitsPower = 1.25, kHitsSpread = 0.98, kHitsRows = 1;
 // Longer runs are foreseen by their beginning.
 constexpr int kMostSweeps = 20'000;
