@@ -67,8 +67,10 @@ double MeasureDrive(const RunOptions& o) {
   }
   Plan streaming;  // past the page cache where that can be had
   streaming.expert_total = 1;
+  EngineOptions unused;
+  OpenFiles(o, streaming, model, &unused);
   const double rate = RawReadRate(
-      model, [&] { return OpenReader(o, streaming, model); }, items, kDriveSeconds);
+      model, [&] { return OpenReader(o, model); }, items, kDriveSeconds);
   if (rate <= 0) throw IoError("an expert cannot be read");
   return rate;
 }

@@ -29,6 +29,9 @@ SweepModel SweepModelOf(const Model& model, const Plan& p) {
   m.read_bytes = experts > 0 ? m.expert_bytes / experts : 0;
   m.resident = experts > 0 ? m.slots / experts : 1;
   m.chosen = static_cast<double>(c.top_k) / std::max(1, c.experts);
+  if (p.kv_file > 0) {
+    m.position_bytes = static_cast<double>(p.kv_file) / std::max(1, p.kv_pages) / p.page_tokens;
+  }
   m.most_positions = model.HasIndexer() ? c.index_top_k : 0;
   return m;
 }
@@ -44,8 +47,10 @@ int32_t HeldTokens(const PlanRequest& r, const Plan& p) {
 double SecondsARow(const Model& model, const PlanRequest& r, const Plan& p) {
   const SweepRows sweep{p.filled_rows, std::min(p.filled_rows, p.together),
                         static_cast<double>(HeldTokens(r, p))};
+  // The experts' part is read into slots, KV is not.
   return SweepSeconds(*r.speeds, SweepModelOf(model, p), sweep,
-                      static_cast<double>(p.sweep_bytes)) /
+                      static_cast<double>(p.sweep_bytes - p.kv_sweep_bytes),
+                      static_cast<double>(p.kv_sweep_bytes)) /
          p.filled_rows;
 }
 

@@ -66,10 +66,11 @@ class Simulation {
  private:
   void Step() {
     SweepRows sweep;
-    double positions = 0, active = 0;
+    double positions = 0, active = 0, held = 0;
     for (Cohort& c : cohorts_) {
       active += c.count;
       if (c.prefill > 0) continue;
+      held += c.count * (run_.prompt + c.drawn);
       sweep.rows += c.count;
       positions += c.count * (run_.prompt + c.drawn);
       Draw(&c, &sweep);
@@ -83,11 +84,12 @@ class Simulation {
       c.prefill -= rows;
       sweep.rows += rows;
       positions += rows * run_.prompt / 2;
+      held += c.count * run_.prompt / 2;
       if (c.prefill <= 0) Draw(&c, &sweep);
     }
     std::erase_if(cohorts_, [](const Cohort& c) { return c.prefill <= 0 && c.left <= 0; });
     sweep.context = sweep.rows > 0 ? positions / sweep.rows : 0;
-    Account(sweep);
+    Account(sweep, held);
   }
 
   static void Draw(Cohort* c, SweepRows* sweep) {
@@ -113,13 +115,15 @@ class Simulation {
     cohorts_.push_back({count, count * run_.prompt, run_.answer, 0});
   }
 
-  void Account(const SweepRows& sweep) {
+  // `held`: positions of the answers that take part.
+  void Account(const SweepRows& sweep, double held) {
     const double share = model_.Union(sweep.rows);
     const double missed = share * (1 - model_.Hits(sweep.rows, std::min(held_, model_.resident)));
-    const double bytes = model_.expert_bytes * missed + model_.streamed_bytes;
+    const double experts = model_.expert_bytes * missed;
+    const double others = model_.streamed_bytes + model_.position_bytes * (held + sweep.rows);
     held_ += (1 - held_) * share;
-    done_.seconds += SweepSeconds(speeds_, model_, sweep, bytes);
-    done_.bytes += bytes;
+    done_.seconds += SweepSeconds(speeds_, model_, sweep, experts, others);
+    done_.bytes += experts + others;
     done_.tokens += sweep.drawn;
     ++done_.sweeps;
   }
@@ -157,12 +161,11 @@ double ComputeSeconds(const Speeds& speeds, const SweepModel& model, const Sweep
 }
 
 double SweepSeconds(const Speeds& speeds, const SweepModel& model, const SweepRows& sweep,
-                    double bytes) {
+                    double expert_bytes, double other_bytes) {
   const double computing = ComputeSeconds(speeds, model, sweep);
-  double reading = speeds.drive > 0 ? bytes / speeds.drive : 0;
+  double reading = speeds.drive > 0 ? (expert_bytes + other_bytes) / speeds.drive : 0;
   if (model.slots > 0 && model.read_bytes > 0) {
-    reading +=
-        std::max(0.0, bytes - model.streamed_bytes) / model.read_bytes * kSlotTaken / model.slots;
+    reading += expert_bytes / model.read_bytes * kSlotTaken / model.slots;
   }
   return std::max(computing, reading) + kExposed * std::min(computing, reading);
 }

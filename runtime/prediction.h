@@ -35,7 +35,8 @@ struct SweepModel {
   double resident = 0;         // share of the experts that there are slots for
   double slots = 0;            // that is how many; 0: enough
   double read_bytes = 0;       // of one expert
-  double streamed_bytes = 0;   // read in every sweep besides experts
+  double streamed_bytes = 0;   // read in every sweep besides experts: dense weights
+  double position_bytes = 0;   // of KV on the drive, for each position held or stored
   int32_t most_positions = 0;  // a row attends to no more; 0: to all
 
   double Union(double rows) const;  // share of the experts
@@ -49,9 +50,9 @@ struct SweepRows {
   double context = 0;          // positions a row attends to, on average
 };
 double ComputeSeconds(const Speeds& speeds, const SweepModel& model, const SweepRows& sweep);
-// Of a sweep that reads `bytes`.
+// Of a sweep that reads so many bytes of experts, and others.
 double SweepSeconds(const Speeds& speeds, const SweepModel& model, const SweepRows& sweep,
-                    double bytes);
+                    double expert_bytes, double other_bytes = 0);
 
 // What is run: tokens of a prompt and of an answer on average, and of the longest answer.
 struct RunModel {

@@ -206,6 +206,20 @@ TEST_CASE("few slots of small experts leave the drive without work") {
   CHECK(SweepSeconds(s, m, row, 100e5) > 2 * many);
 }
 
+TEST_CASE("what is streamed in every sweep and KV on the drive count as reading") {
+  SweepModel m = HundredExperts();
+  m.resident = 1;
+  const Prediction plain = Predict(Machine(1e9), m, Answers(10, 10));
+  m.streamed_bytes = 5e9;
+  const Prediction dense = Predict(Machine(1e9), m, Answers(10, 10));
+  CHECK(dense.bytes_a_token == doctest::Approx(plain.bytes_a_token + 0.5e9));
+  m.streamed_bytes = 0;
+  m.position_bytes = 1e6;
+  const Prediction kv = Predict(Machine(1e9), m, Answers(10, 10));
+  // On average 25 positions held and one stored.
+  CHECK(kv.bytes_a_token == doctest::Approx(plain.bytes_a_token + 26e6).epsilon(0.05));
+}
+
 TEST_CASE("a plan with speeds says what it predicts, one without says nothing") {
   const Plan without = RealPlan({});
   CHECK_FALSE(without.prediction);
