@@ -97,9 +97,9 @@ class Model {
   // DenseBytes(residents). Throws IoError.
   void LoadDense(const DenseResidents& residents = {});
 
-  // For measuring how fast the machine computes: keeps `layers` layers from `first` on and the first
-  // `vocab` tokens, without MTP layer and, unless it is the whole model, without indexers. Before
-  // any load; DenseBytes() follows.
+  // For measuring how fast the machine computes: keeps `layers` layers from `first` on and the
+  // first `vocab` tokens, without MTP layer and, unless it is the whole model, without indexers.
+  // Before any load; DenseBytes() follows.
   void CutToSample(int32_t first, int32_t layers, int32_t vocab);
   // In place of LoadDense: routers and embeddings at random, everything else zeros, which products
   // take as long for. Nothing is read.
