@@ -29,6 +29,7 @@ SweepModel SweepModelOf(const Model& model, const Plan& p) {
   m.read_bytes = experts > 0 ? m.expert_bytes / experts : 0;
   m.resident = experts > 0 ? m.slots / experts : 1;
   m.chosen = static_cast<double>(c.top_k) / std::max(1, c.experts);
+  m.streamed_bytes = static_cast<double>(p.sweep_dense);
   if (p.kv_file > 0) {
     m.position_bytes = static_cast<double>(p.kv_file) / std::max(1, p.kv_pages) / p.page_tokens;
   }
@@ -47,10 +48,10 @@ int32_t HeldTokens(const PlanRequest& r, const Plan& p) {
 double SecondsARow(const Model& model, const PlanRequest& r, const Plan& p) {
   const SweepRows sweep{p.filled_rows, std::min(p.filled_rows, p.together),
                         static_cast<double>(HeldTokens(r, p))};
-  // The experts' part is read into slots, KV is not.
+  // The experts' part is read into slots, the others are not.
+  const uint64_t others = p.kv_sweep_bytes + p.sweep_dense;
   return SweepSeconds(*r.speeds, SweepModelOf(model, p), sweep,
-                      static_cast<double>(p.sweep_bytes - p.kv_sweep_bytes),
-                      static_cast<double>(p.kv_sweep_bytes)) /
+                      static_cast<double>(p.sweep_bytes - others), static_cast<double>(others)) /
          p.filled_rows;
 }
 

@@ -74,6 +74,7 @@ void Model::CutToSample(int32_t first, int32_t layers, int32_t vocab) {
                            ? first_expert_[static_cast<size_t>(first + layers)]
                            : ExpertCount();
   KeepRange(&layers_, first, layers);
+  KeepRange(&blocks_, first, layers);  // of no use: nothing of a sample is streamed
   KeepRange(&first_expert_, first, layers);
   KeepRange(&experts_, static_cast<int32_t>(begin), static_cast<int32_t>(end - begin));
   KeepRange(&expert_layer_, static_cast<int32_t>(begin), static_cast<int32_t>(end - begin));
@@ -97,12 +98,11 @@ void Model::CutToSample(int32_t first, int32_t layers, int32_t vocab) {
   }
   for (ExpertClass& c : classes_) c.experts = 0;
   for (const ExpertLayout& expert : experts_) ++classes_[expert.slot_class].experts;
-  dense_bytes_ = Dense::TotalBytes(*this);
 }
 
 void Model::MakeUpDense() {
   COLIBRI_CHECK(arena_.data() == nullptr);
-  PopulatedBuffer arena(Dense::ArenaBytes(*this), "the measured weights");
+  PopulatedBuffer arena(Dense::ArenaBytes(*this, {}), "the measured weights");
   MakeUp make{arena.data(), std::mt19937_64(1)};
   Dense::Visit(*this, make);
   arena_ = std::move(arena);
