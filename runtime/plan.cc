@@ -450,7 +450,8 @@ Plan BestResident(const Model& model, const PlanRequest& r, const Plan& empty) {
     if (!Fits(model, r, p)) continue;
     Plan got = Best(model, r, p);
     if (!best && got.sweep_bytes == 0) return got;  // nothing is read
-    if (!best || RowCost(model, r, got) < kWiderGain * RowCost(model, r, *best)) best = std::move(got);
+    if (!best || RowCost(model, r, got) < kWiderGain * RowCost(model, r, *best))
+      best = std::move(got);
   }
   return best ? *best : Best(model, r, tried.back());
 }
