@@ -11,6 +11,7 @@
 
 #include "io/check.h"
 #include "io/error.h"
+#include "runtime/draft.h"
 #include "runtime/reference.h"
 
 namespace colibri {
@@ -186,7 +187,7 @@ class FixtureRun final : public StageHook, public LogitsSink {
           first_logits.end() - static_cast<std::ptrdiff_t>(vocab), first_logits.end());
       logits_name_ = base + ".logits";
       for (int32_t step = 1; step < drafts_; ++step) {
-        ReferenceEngine::NextDraftStep(frame, {&draft, 1}, share);
+        NextDraftStep(frame, {&draft, 1}, share);
         best_.assign(1, -1);
         engine.RunMtp(frame, *this);
         draft = best_[0];

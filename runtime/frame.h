@@ -43,6 +43,7 @@ struct FrameSequence {
   int32_t first_row = 0;
   int32_t rows = 0;
   int32_t drafts = 0;      // of the rows, the last ones
+  int32_t accepted = 0;    // of the drafts, once they are verified
   size_t first_place = 0;  // of its pages in the frame's view, where layers are streamed
   // When a row is kReadFailed: what could not be read, or for a page perhaps written, and how.
   ReadResult error;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "io/check.h"
 #include "io/error.h"
@@ -62,37 +61,12 @@ void ReferenceEngine::Run(Frame& frame, LogitsSink& sink) {
   stages_.Head(frame, sink);
 }
 
+void ReferenceEngine::RunMtpKeys(Frame& frame) { stages_.MtpKeys(frame); }
+
 void ReferenceEngine::RunMtp(Frame& frame, LogitsSink& sink) {
   stages_.MtpInput(frame);
   RunLayer(frame, model_.Config().layers);
   stages_.Head(frame, sink);
-}
-
-void ReferenceEngine::NextDraftStep(Frame& frame, std::span<const int32_t> drafts,
-                                    bool share_index) {
-  std::vector<FrameRow> next;
-  for (size_t s = 0; s < frame.sequences.size(); ++s) {
-    FrameSequence& sequence = frame.sequences[s];
-    const auto last = static_cast<size_t>(sequence.first_row + sequence.rows - 1);
-    FrameRow row = frame.rows[last];
-    row.position += 1;
-    row.token = drafts[s];
-    row.draft = true;
-    row.frozen_index = share_index;
-    const size_t to = next.size();  // never behind `last`
-    const size_t hidden = frame.HiddenSize();
-    std::memmove(frame.final + to * hidden, frame.final + last * hidden, hidden * sizeof(float));
-    frame.index_sets[to] = frame.index_sets[last];
-    if (frame.index_sets[to].listed) {
-      std::memmove(frame.IndexList(to), frame.IndexList(last),
-                   static_cast<size_t>(frame.index_sets[to].count) * sizeof(int32_t));
-    }
-    sequence.first_row = static_cast<int32_t>(to);
-    sequence.rows = 1;
-    sequence.drafts = 1;
-    next.push_back(row);
-  }
-  frame.rows = std::move(next);
 }
 
 }  // namespace colibri

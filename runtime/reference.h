@@ -24,11 +24,8 @@ class ReferenceEngine {
   void Run(Frame& frame, LogitsSink& sink);
   // The MTP layer and its head: each row holds the token after its position, `final` its hidden.
   void RunMtp(Frame& frame, LogitsSink& sink);
-
-  // Turns a frame whose MTP rows have just run into one MTP row for each sequence, the next draft
-  // step: position + 1, the token in `drafts` (one a sequence), the hidden just computed. With
-  // `share_index` the row keeps its predecessor's index set (model spec 4.3).
-  static void NextDraftStep(Frame& frame, std::span<const int32_t> drafts, bool share_index);
+  // The same rows' keys in the MTP layer and nothing else.
+  void RunMtpKeys(Frame& frame);
 
   // Reads of these experts fail with EIO from now on, as those of a broken drive would.
   void FailItems(std::vector<uint32_t> items) { failing_ = std::move(items); }

@@ -132,6 +132,8 @@ void Scheduler::Admit(Sequence& s) {
   s.waits = 0;
   s.cached = -1;
   s.sweeps = 0;
+  s.drafts.clear();
+  s.drafts_offered = s.drafts_accepted = 0;
   s.bytes_read = 0;
   s.hit_sum = 0;
   s.admitted = Clock::now();

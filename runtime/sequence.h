@@ -20,8 +20,8 @@ namespace colibri {
 
 using Clock = std::chrono::steady_clock;
 
-// What the choices of one line share. `finished`, `admitted` and `cached` belong to the deliverer
-// alone.
+// What the choices of one line share. `finished`, `admitted`, `cached` and `drafts_accepted` belong
+// to the deliverer alone.
 struct LineState {
   Request request;
   std::vector<Choice> finished;
@@ -30,6 +30,7 @@ struct LineState {
   uint64_t charge = 0;  // taken from the scheduler's pool until the last sequence is closed
   Clock::time_point admitted = Clock::time_point::max();  // of the finished choices, the earliest
   int32_t cached = INT32_MAX;                             // likewise the least
+  int32_t drafts_accepted = 0;                            // and their sum
 };
 
 struct Sequence {
@@ -42,6 +43,8 @@ struct Sequence {
   // that the deliverer may read the tokens it was told of while new ones are appended.
   std::vector<int32_t> tokens;
   LogprobList logprobs;  // of accepted tokens, reserved likewise
+  // Guesses at the tokens behind them, for its next frame to verify.
+  std::vector<int32_t> drafts;
   int32_t prompt = 0;    // of tokens, those of the prompt
   int32_t stored = 0;    // positions whose latents are stored
   KvPages pages;
@@ -59,6 +62,7 @@ struct Sequence {
   uint64_t bytes_read = 0;
   double hit_sum = 0;
   int32_t sweeps = 0;
+  int32_t drafts_offered = 0, drafts_accepted = 0;
   int32_t cached = -1;  // prompt positions it found stored at its first start; -1 before that
 
   int32_t Known() const { return static_cast<int32_t>(tokens.size()); }

@@ -52,6 +52,9 @@ class Stages {
   void Embed(Frame& frame) const;
   // Starts the MTP layer: x from each row's token and its `final` vector; rotary angles; the layer.
   void MtpInput(Frame& frame) const;
+  // MtpInput and nothing of the layer but its rows' latents and index keys, the same bits as
+  // Attention stores: all that later drafts need of a prompt's rows and of confirmed ones.
+  void MtpKeys(Frame& frame) const;
 
   // x += attention of the layer; writes the rows' latents and index keys. Rows that turn out not
   // finite are marked. Of a frame without live rows neither it nor SharedFfn computes anything: its

@@ -207,6 +207,14 @@ void Stages::StoreKeys(Frame& frame, const LayerWeights& w, int32_t layer) const
   });
 }
 
+void Stages::MtpKeys(Frame& frame) const {
+  MtpInput(frame);
+  const LayerWeights& w = model_.Layer(frame.layer);
+  NormRows(frame, frame.x, w.input_norm, frame.normed);
+  frame.normed8 = {};
+  StoreKeys(frame, w, frame.layer);
+}
+
 void Stages::ScoreRows(Frame& frame, std::span<const int32_t> rows, int32_t layer) const {
   const ModelConfig& c = model_.Config();
   const size_t query = S(c.index_heads) * S(c.index_dim), context = S(frame.shape.context);

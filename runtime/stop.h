@@ -66,6 +66,8 @@ class StopMatcher {
   // The string that matched, "" unless kStopString was returned.
   const std::string& MatchedStop() const { return matched_; }
   int32_t Tokens() const { return tokens_; }
+  // How many more tokens there may be at most.
+  int32_t Left() const { return max_tokens_ - tokens_; }
 
  private:
   const Tokenizer* tokenizer_;

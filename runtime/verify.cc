@@ -65,14 +65,43 @@ void TokenDrawer::Row(Frame& frame, size_t row, std::span<float> logits) {
   }
 }
 
+namespace {
+
+LineError LogitsError(const FrameRow& row) {
+  return {500, "not_finite", fmt::format("the logits of position {} are not finite", row.position),
+          ""};
+}
+
+// The tokens that a frame gives a sequence, one at a time: the one drawn from row `base`, then,
+// while a draft is the token just drawn, the one drawn from the draft's row.
+void AppendDrawn(Frame& frame, FrameSequence& place, size_t base) {
+  Sequence& s = *place.sequence;
+  for (size_t r = base;; ++r) {
+    if (s.Generated() == 0) s.first_token = Clock::now();
+    s.tokens.push_back(frame.drawn[r]);
+    if (s.line->request.logprobs) s.logprobs.Add(frame.drawn_logprobs[r]);
+    s.cause = s.stop->Push(frame.drawn[r]);
+    if (s.cause != StopCause::kNone || r - base == static_cast<size_t>(place.drafts)) return;
+    const FrameRow& draft = frame.rows[r + 1];
+    // A draft without a token of its own is rejected: what was wrong with it shows again when its
+    // position is computed without drafts, or was nothing that concerns the line.
+    if (draft.token != frame.drawn[r] || draft.state != RowState::kLive) return;
+    if (frame.drawn[r + 1] < 0) return;
+    ++place.accepted;
+    s.stored = draft.position + 1;
+  }
+}
+
+}  // namespace
+
 void AcceptTokens(Frame& frame, const FrameFigures& figures,
                   const std::function<std::string(uint32_t)>& path_of,
                   const std::function<void(const Notice&)>& notify) {
   for (FrameSequence& place : frame.sequences) {
     Sequence& s = *place.sequence;
     COLIBRI_DCHECK(s.owner == frame.id);
-    const auto last = static_cast<size_t>(place.first_row + place.rows - 1);
-    const FrameRow& row = frame.rows[last];
+    const auto base = static_cast<size_t>(place.first_row + place.rows - 1 - place.drafts);
+    const FrameRow& row = frame.rows[base];
     s.bytes_read += figures.bytes_read * static_cast<uint64_t>(place.rows) / frame.Rows();
     s.hit_sum += figures.hit_rate;
     ++s.sweeps;
@@ -81,18 +110,12 @@ void AcceptTokens(Frame& frame, const FrameFigures& figures,
     } else {
       s.stored = row.position + 1;
       if (!row.wants_logits) continue;  // prefill goes on
-      if (frame.drawn[last] < 0) {
-        s.error =
-            LineError{500, "not_finite",
-                      fmt::format("the logits of position {} are not finite", row.position), ""};
-      }
+      if (frame.drawn[base] < 0) s.error = LogitsError(row);
     }
-    if (!s.error) {
-      if (s.Generated() == 0) s.first_token = Clock::now();
-      s.tokens.push_back(frame.drawn[last]);
-      if (s.line->request.logprobs) s.logprobs.Add(frame.drawn_logprobs[last]);
-      s.cause = s.stop->Push(frame.drawn[last]);
-    }
+    s.drafts.clear();
+    s.drafts_offered += place.drafts;
+    if (!s.error) AppendDrawn(frame, place, base);
+    s.drafts_accepted += place.accepted;
     s.done = s.error.has_value() || s.cause != StopCause::kNone;
     const Notice notice{s.index, static_cast<uint32_t>(s.Generated()), s.done ? 1u : 0u};
     // From here a finished sequence belongs to the deliverer: touch nothing of it.

@@ -46,6 +46,10 @@ struct FrameFigures {
 
 // Appends the drawn tokens of a frame that passed the head, ends sequences that stop or fail, and
 // hands out one notice for each sequence that got a token or ended. `path_of` names a shard file.
+// Rows of a sequence that are drafts hold guesses at the tokens after its last one. A guess is
+// accepted exactly if it is the token drawn from the row before it; then the token drawn from its
+// own row is the next one, and so on, each passing the stop conditions in its turn. Rows behind the
+// last accepted one, failed ones included, were for nothing: their positions are stored again.
 void AcceptTokens(Frame& frame, const FrameFigures& figures,
                   const std::function<std::string(uint32_t)>& path_of,
                   const std::function<void(const Notice&)>& notify);

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/draft.h"
 #include "runtime/reference.h"
 #include "tests/stage_bench.h"
 #include "tests/temp_dir.h"
@@ -331,7 +332,7 @@ TEST_CASE("a failed MTP row ends its sequence's drafts and leaves the others the
     bench.RunMtp();
     CHECK(bench.Live(0) == (fail ? 0 : 10));
     const std::vector<int32_t> drafts{5, 6};
-    ReferenceEngine::NextDraftStep(bench.frame, drafts, true);
+    NextDraftStep(bench.frame, drafts, true);
     REQUIRE(bench.frame.Rows() == 2);
     CHECK((bench.frame.rows[0].state == RowState::kLive) == !fail);
     CHECK(bench.frame.rows[1].position == 9);

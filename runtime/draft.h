@@ -1,0 +1,83 @@
+// Drafts: guesses at the next tokens of a sequence, which its next frame verifies beside the token
+// they follow (AcceptTokens of runtime/verify.h). They never change a line, only how many tokens a
+// sweep gives it.
+//
+// The MTP layer drafts from a frame that was just verified, by one pass of these steps:
+//
+//   DraftPass::Begin   rows whose positions are stored for good, each with the token behind it
+//   Stages::MtpKeys    their keys in the MTP layer, from true hidden states, over those of drafts
+//   DraftPass::First   the last row of every sequence that is to draft
+//     Stages::MtpInput, the MTP layer, Stages::Head with a DraftDrawer
+//   DraftPass::Next    the same rows one draft further, as long as one wants more
+//   DraftPass::End     the frame has its sequences back, for their release
+//
+// Threads: whoever holds the frame; Row of DraftDrawer from any thread of a parallel loop.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "runtime/frame.h"
+#include "runtime/parallel.h"
+#include "runtime/sampler.h"
+#include "runtime/sequence.h"
+#include "runtime/stages.h"
+
+namespace colibri {
+
+inline constexpr int32_t kMaxDrafts = 4;
+
+class DraftPass {
+ public:
+  // `page_tokens` of the KvStore; `share_index`: drafts after the first keep its index set (model
+  // spec 4.3).
+  DraftPass(int32_t page_tokens, bool share_index)
+      : page_tokens_(page_tokens), share_index_(share_index) {}
+
+  // After AcceptTokens: the frame's rows become those whose keys are due in the MTP layer. False:
+  // there are none, and the frame is as it was.
+  bool Begin(Frame& frame);
+  // After MtpKeys: the rows become the last ones of the sequences that draft. `depth`: how many
+  // drafts a sequence whose prompt is stored should have; what the line may still generate and the
+  // pages it holds (positions up to stored + depth - 2 are written) lessen it. False: none drafts.
+  bool First(Frame& frame, const std::function<int32_t(Sequence&)>& depth);
+  // After the head: takes what was drawn as drafts. The rows become the next step's. False: no
+  // sequence wants one more.
+  bool Next(Frame& frame);
+  void End(Frame& frame);
+
+ private:
+  const int32_t page_tokens_;
+  const bool share_index_;
+  std::vector<FrameSequence> verified_;  // the frame's sequences before Begin
+  std::vector<int32_t> depths_;          // of the frame's sequences
+};
+
+// Turns a frame whose MTP rows have just run into one MTP row for each sequence, the next draft
+// step: position + 1, the token in `drafts` (one a sequence), the hidden just computed. With
+// `share_index` the row keeps its predecessor's index set.
+void NextDraftStep(Frame& frame, std::span<const int32_t> drafts, bool share_index);
+
+// Draws the draft of each MTP row as the token that it guesses at will be drawn, with the same
+// number: where the MTP layer's distribution is the model's own, so is its draft.
+class DraftDrawer final : public LogitsSink {
+ public:
+  DraftDrawer(const VocabMask& mask, Parallel& parallel)
+      : mask_(mask), parallel_(parallel), scratch_(static_cast<size_t>(parallel.Threads())) {}
+  void Row(Frame& frame, size_t row, std::span<float> logits) override;
+
+ private:
+  const VocabMask& mask_;
+  Parallel& parallel_;
+  std::vector<SampleScratch> scratch_;
+};
+
+// Prompt lookup: what followed the last place where the sequence's last tokens stand already. Of
+// the last 4, 3 or 2 tokens the longest run that occurs before counts, of its places the newest.
+// `drafts` becomes at most `most` tokens, none without such a place. A continuation that reaches
+// the end goes on with the drafts themselves, as a sequence that repeats itself would.
+void LookupDrafts(std::span<const int32_t> tokens, int32_t most, std::vector<int32_t>* drafts);
+
+}  // namespace colibri
