@@ -1,13 +1,16 @@
 // The end of a frame: tokens drawn and accepted, causes of an end, error texts.
+// Length: one frame of sequences, with and without drafts, serves every case.
 #include "runtime/verify.h"
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/tokenizer.h"
@@ -82,6 +85,27 @@ struct Rig {
       frame.rows.push_back(row);
       frame.sequences.push_back(place);
     }
+  }
+  // The next sweep of all sequences, of which the first has drafts to verify.
+  void NextWith(const std::vector<int32_t>& drafts) {
+    Next();
+    FrameSequence& place = frame.sequences[0];
+    place.rows += static_cast<int32_t>(drafts.size());
+    place.drafts = static_cast<int32_t>(drafts.size());
+    for (size_t i = 1; i < frame.sequences.size(); ++i) {
+      frame.sequences[i].first_row += place.drafts;
+    }
+    std::vector<FrameRow> rows(drafts.size(), frame.rows[0]);
+    for (size_t i = 0; i < drafts.size(); ++i) {
+      rows[i].position += static_cast<int32_t>(i) + 1;
+      rows[i].token = drafts[i];
+      rows[i].draft = true;
+    }
+    frame.rows.insert(frame.rows.begin() + 1, rows.begin(), rows.end());
+  }
+  // From the first sequence's rows, base first.
+  void DrawAll(const std::vector<int32_t>& tokens) {
+    std::copy(tokens.begin(), tokens.end(), frame.drawn.begin());
   }
   int32_t& Drawn(size_t sequence = 0) {
     const FrameSequence& place = frame.sequences[sequence];
@@ -359,6 +383,144 @@ TEST_CASE("a drawn token's log probability is that of the raw logits") {
   CHECK(s.logprobs[0].logprob == doctest::Approx(3 - std::log(z)));
   REQUIRE(s.logprobs[0].top.size() == 2);
   CHECK(s.logprobs[0].top[1].first == 3);
+}
+
+// A sequence that has generated 11 and verifies drafts behind it.
+struct DraftRig : Rig {
+  explicit DraftRig(const std::vector<int32_t>& drafts, int32_t max_tokens = 100,
+                    const Request& request = {})
+      : s(Add(request, max_tokens)) {
+    Drawn() = 11;
+    Accept();
+    s.drafts = drafts;
+    NextWith(drafts);
+  }
+  std::vector<int32_t> Generated() const { return {s.tokens.begin() + kPrompt, s.tokens.end()}; }
+  Sequence& s;
+};
+
+TEST_CASE("drafts are accepted up to the first that is not the token drawn") {
+  const std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>> cases = {
+      {{21, 22, 23, 24}, {11, 21, 22, 23, 24}},  // all, and one more
+      {{21, 22, 99, 24}, {11, 21, 22, 23}},      // what is right again later is right by chance
+      {{99, 22, 23}, {11, 21}},
+      {{22}, {11, 21}},
+      {{}, {11, 21}}};
+  for (const auto& [drafts, want] : cases) {
+    DraftRig rig(drafts);
+    rig.DrawAll({21, 22, 23, 24, 25});
+    std::vector<int32_t> tokens = want;
+    if (drafts.size() == 4 && drafts[2] == 23) tokens.push_back(25);
+    const auto notices = rig.Accept();
+    REQUIRE(notices.size() == 1);
+    CHECK(rig.Generated() == tokens);
+    CHECK(notices[0].count == tokens.size());
+    CHECK(rig.s.stored == rig.s.Known() - 1);
+    const auto accepted = static_cast<int32_t>(tokens.size()) - 2;
+    CHECK(rig.frame.sequences[0].accepted == accepted);
+    CHECK(rig.s.drafts_accepted == accepted);
+    CHECK(rig.s.drafts_offered == static_cast<int32_t>(drafts.size()));
+    CHECK(rig.s.drafts.empty());
+    CHECK_FALSE(rig.s.done);
+  }
+}
+
+TEST_CASE("a stop among accepted drafts ends the choice there, whatever was drawn behind it") {
+  {  // an end token
+    DraftRig rig({21, 5, 23});
+    rig.DrawAll({21, 5, 23, 24});
+    CHECK(rig.Accept()[0].final == 1);
+    CHECK(rig.Generated() == std::vector<int32_t>{11, 21, 5});
+    CHECK(rig.s.cause == StopCause::kStopToken);
+  }
+  {  // max_tokens
+    DraftRig rig({21, 22, 23}, 3);
+    rig.DrawAll({21, 22, 23, 24});
+    CHECK(rig.Accept()[0].count == 3);
+    CHECK(rig.Generated() == std::vector<int32_t>{11, 21, 22});
+    CHECK(rig.s.cause == StopCause::kLength);
+  }
+  {  // a stop string across two drafts
+    Request request;
+    request.stop = {"ab"};
+    const int32_t a = TokenSpelled("a"), b = TokenSpelled("b");
+    DraftRig rig({a, b, 23}, 100, request);
+    rig.DrawAll({a, b, 23, 24});
+    rig.Accept();
+    CHECK(rig.Generated() == std::vector<int32_t>{11, a, b});
+    CHECK(rig.s.cause == StopCause::kStopString);
+    CHECK(rig.s.stored == rig.s.Known() - 1);
+  }
+}
+
+TEST_CASE("a failed draft row is a rejected draft, also where its token was right") {
+  for (const size_t failed : {size_t{1}, size_t{2}, size_t{3}}) {
+    DraftRig rig({21, 22, 23});
+    rig.DrawAll({21, 22, 23, 24});
+    for (size_t r = failed; r < 4; ++r) rig.frame.rows[r].state = RowState::kReadFailed;
+    const auto notices = rig.Accept();
+    CHECK(notices[0].final == 0);
+    CHECK(rig.s.Generated() == static_cast<int32_t>(failed) + 1);
+    CHECK(rig.s.stored == rig.s.Known() - 1);
+    CHECK(rig.frame.sequences[0].accepted == static_cast<int32_t>(failed) - 1);
+    CHECK_FALSE(rig.s.error);
+  }
+}
+
+TEST_CASE("a draft whose logits are not finite is rejected: its own sweep tells of it") {
+  DraftRig rig({21, 22});
+  rig.DrawAll({21, -1, 23});
+  rig.Accept();
+  CHECK(rig.Generated() == std::vector<int32_t>{11, 21});
+  CHECK(rig.s.stored == rig.s.Known() - 1);
+  CHECK_FALSE(rig.s.error);
+  rig.Next();
+  rig.Drawn() = -1;
+  CHECK(rig.Accept()[0].final == 1);
+  REQUIRE(rig.s.error);
+  CHECK(rig.s.error->code == "not_finite");
+}
+
+TEST_CASE("a failed base row fails the line whatever its drafts say") {
+  DraftRig rig({21, 22});
+  rig.DrawAll({21, 22, 23});
+  for (size_t r = 0; r < 3; ++r) rig.frame.rows[r].state = RowState::kReadFailed;
+  rig.frame.sequences[0].error = {EIO, 3, 4096};
+  CHECK(rig.Accept()[0].final == 1);
+  REQUIRE(rig.s.error);
+  CHECK(rig.s.error->code == "read_error");
+  CHECK(rig.Generated() == std::vector<int32_t>{11});
+}
+
+TEST_CASE("each accepted token has its log probability, rejected ones have none") {
+  Request request;
+  request.logprobs = true;
+  DraftRig rig({21, 99, 23}, 100, request);
+  rig.DrawAll({21, 22, 23, 24});
+  for (size_t r = 0; r < 4; ++r) {
+    rig.frame.drawn_logprobs[r] = {rig.frame.drawn[r], -0.25f * static_cast<float>(r + 1), {}};
+  }
+  rig.Accept();
+  REQUIRE(rig.s.logprobs.size() == 3);
+  CHECK(rig.s.logprobs[1].id == 21);
+  CHECK(rig.s.logprobs[2].id == 22);
+  CHECK(rig.s.logprobs[2].logprob == -0.5f);
+}
+
+TEST_CASE("drafts of one sequence leave the others of its frame as they are") {
+  Rig rig;
+  Sequence& with = rig.Add({}, 100);
+  Sequence& without = rig.Add({}, 100);
+  rig.Drawn(0) = rig.Drawn(1) = 11;
+  rig.Accept();
+  rig.NextWith({21, 22});
+  rig.DrawAll({21, 22, 23});
+  rig.Drawn(1) = 31;
+  rig.Accept({400, 0});
+  CHECK(with.tokens == std::vector<int32_t>{7, 7, 7, 11, 21, 22, 23});
+  CHECK(without.tokens == std::vector<int32_t>{7, 7, 7, 11, 31});
+  CHECK(with.bytes_read == 300);
+  CHECK(without.bytes_read == 100);
 }
 
 }  // namespace
