@@ -4,12 +4,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "apps/flags.h"
 #include "apps/run.h"
 #include "apps/setup.h"
+#include "bench/drafts.h"
 #include "bench/fixture.h"
 #include "bench/io_bench.h"
 #include "bench/kernels_bench.h"
@@ -247,6 +249,35 @@ void AddReplayFlags(CLI::App* sub, ReplayOptions* o, int* code) {
   sub->callback([o, code] { *code = RunReplay(*o); });
 }
 
+void AddDraftsFlags(CLI::App* sub, DraftsOptions* o, int* code) {
+  sub->add_option("-m,--model", o->model, "Model folder; again for further ones")
+      ->required()
+      ->allow_extra_args(false);  // or it would take the file
+  sub->add_option("file", o->file, "Continuations: .jsonl with prompt_ids and greedy_ids a line")
+      ->required();
+  sub->add_option("--kind", o->kinds, "Only lines of these kinds")->delimiter(',');
+  sub->add_option("--depth", o->depth, "Drafts a position")->check(CLI::Range(1, 16));
+  sub->add_option("--reference", o->reference, "A reference.json to print beside")
+      ->check(CLI::ExistingFile);
+  const auto choice = [sub](const char* flag, const std::vector<std::string>& values,
+                            const char* help, const std::function<void(bool first)>& set) {
+    sub->add_option_function<std::string>(
+           flag, [values, set](const std::string& value) { set(value == values[0]); }, help)
+        ->check(CLI::IsMember(values));
+  };
+  choice("--activations", {"auto", "f32"}, "auto (int8 where taken) or f32",
+         [o](bool first) { o->int8 = first; });
+  choice("--kv", {"bf16", "f32"}, "bf16 or f32",
+         [o](bool first) { o->kv = first ? KvType::kBF16 : KvType::kF32; });
+  choice("--attention", {"auto", "dense"}, "auto or dense",
+         [o](bool first) { o->dense_attention = !first; });
+  sub->add_option("--rows", o->rows, "Rows a frame")->check(CLI::Range(1, 4096));
+  sub->add_option("--threads", o->threads, "Threads (default: the machine's)")
+      ->check(CLI::Range(1, 1024));
+  AddFormatFlags(sub, &o->format);
+  sub->callback([o, code] { *code = RunDrafts(*o); });
+}
+
 int Run(int argc, char** argv) {
   CLI::App app("Measures and checks colibri.", "colibri-bench");
   app.require_subcommand(1);
@@ -348,6 +379,10 @@ int Run(int argc, char** argv) {
   AddReplayFlags(
       app.add_subcommand("replay", "Cache policies and guesses on a recorded route trace"), &replay,
       &code);
+
+  DraftsOptions drafts;
+  AddDraftsFlags(app.add_subcommand("drafts", "How many drafts stored continuations accept"),
+                 &drafts, &code);
 
   MakeModelOptions make;
   std::string expert_format = "int4-g64", dense_format = "int4-g64";
