@@ -1,0 +1,311 @@
+#include "runtime/governor.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "io/check.h"
+
+namespace colibri {
+namespace {
+
+// Fetching an expert's weights from memory takes as long as the arithmetic of so many rows.
+constexpr double kFetchRows = 8;
+// Of the experts that a draft's row chooses, such a share is not that of the rows before it.
+constexpr double kNewExperts = 0.65;
+// The first sweeps read what later ones find in memory. What sweeps take is known once it has been
+// within a fifth of what was expected three times, or after so many.
+constexpr double kSettled = 0.2;
+constexpr int32_t kSettledTimes = 3, kSettledAtLast = 16;
+// What a sweep without drafts makes forget: before that, one of several, and one alone between many
+// with drafts. One that is off by more than a third is believed when a second one, at once, is too.
+constexpr double kForgetFirst = 0.6, kForgetWithout = 0.2, kForgetAlone = 0.3;
+constexpr double kOutlier = 1.0 / 3;
+constexpr double kForgetWith = 0.05;
+// However cheap drafts seem to be, this share of what the model says is charged.
+constexpr double kLeastCharge = 0.5;
+// Drafts begin when they promise so much and end when they promise less, so that a figure which
+// wavers does not switch them to and fro. The same for a sequence's drafts, by a factor.
+constexpr double kBegin = 1.04, kEnd = 1.015, kStay = 1.03;
+// Trained MTP layers begin at 0.6 to 0.85; a few drafts soon outweigh the guess. A sequence is
+// taken to be like the run until it has more than some of its own.
+constexpr double kGuess = 0.7, kGuessWeight = 3, kRunWeight = 3;
+constexpr double kKeepRun = 0.99, kKeepOwn = 0.95, kFade = 0.99;
+// And with each sweep while drafts are off.
+constexpr double kKeepOff = 0.995, kKeepExtra = 0.9;
+// What drafts may have lost: so many sweeps, and so much of the time.
+constexpr double kLossSweeps = 1, kLossShare = 0.01;
+// A model that is wrong shows before much depends on it: drafts a row grow from the first to the
+// second times what there was.
+constexpr double kFirstReach = 0.125, kGrowth = 2;
+constexpr size_t kProbeShare = 8;  // one of so many sequences tries a draft when none are made
+constexpr int32_t kFirstCheck = 4, kLastCheck = 32;
+constexpr double kOtherWidth = 1.5;  // what a sweep takes is looked at again from there on
+// Drafts of random weights hit one token in thousands: none of the first so many.
+constexpr int64_t kNoiseDrafts = 64;
+
+void Learn(double* value, double seen, double share) { *value += share * (seen - *value); }
+
+}  // namespace
+
+void Governor::Counts::Add(bool hit, double keep) {
+  accepted = accepted * keep + (hit ? 1 : 0);
+  offered = offered * keep + 1;
+}
+
+Governor::Governor(const GovernorOptions& options) : options_(options) {
+  COLIBRI_CHECK(options.most >= 0 && options.most <= kMaxDrafts && options.layers > 0);
+}
+
+Governor::History& Governor::Of(uint32_t sequence) {
+  if (sequence >= histories_.size()) histories_.resize(sequence + 1);
+  return histories_[sequence];
+}
+
+void Governor::Started(uint32_t sequence) { Of(sequence) = {}; }
+
+void Governor::Verified(uint32_t sequence, int32_t offered, int32_t accepted) {
+  if (offered == 0) return;
+  History& own = Of(sequence);
+  // Those behind the first that missed could not hit.
+  for (int32_t i = 0; i <= std::min(accepted, offered - 1); ++i) {
+    run_[static_cast<size_t>(i)].Add(i < accepted, kKeepRun);
+    own.at[static_cast<size_t>(i)].Add(i < accepted, kKeepOwn);
+  }
+  ++firsts_;
+  firsts_accepted_ += accepted > 0 ? 1 : 0;
+  noise_ = noise_ || (firsts_ == kNoiseDrafts && firsts_accepted_ == 0);
+}
+
+std::string Governor::TakeNotice() {
+  if (!noise_ || told_) return "";
+  told_ = true;
+  return fmt::format(
+      "no more drafts: none of the first {} was accepted, as if the MTP layer were noise; are its "
+      "weights damaged?",
+      kNoiseDrafts);
+}
+
+double Governor::Acceptance(int32_t position) const {
+  return run_[static_cast<size_t>(position)].Share(kGuess, kGuessWeight);
+}
+
+double Governor::Union(double rows) const {
+  const double experts = options_.experts;
+  return experts * (1 - std::pow(1 - options_.top_k / experts, rows));
+}
+
+double Governor::Modelled(double rows, double drafts) const {
+  const double experts = Union(rows + kNewExperts * drafts);
+  const double work = rows + drafts + kFetchRows * experts / options_.top_k;
+  return std::max(read_ * experts, compute_ * work);
+}
+
+double Governor::With(double rows, double drafts) const {
+  const double without = Without(rows), more = scale_ * Modelled(rows, drafts) - without;
+  return without + std::max(kLeastCharge * more, more + extra_ * drafts);
+}
+
+// One more sparse layer with so many rows, until it is known what a step takes.
+double Governor::StepTime(int32_t rows) const {
+  const double layer = Without(rows) / options_.layers;
+  return layer * (step_seen_ + layer) / (step_modelled_ + layer);
+}
+
+double Governor::MayLose(int32_t rows) const {
+  return kLossSweeps * Without(rows) + kLossShare * seconds_;
+}
+
+// The machine is not what it was.
+void Governor::StartAgain() {
+  settled_ = on_ = false;
+  without_ = 1;
+  agreed_ = 0;
+  extra_ = extra_sum_ = extra_squares_ = 0;
+}
+
+void Governor::LearnWithout(const SweepFigures& s) {
+  const double off = without_ == 0 ? 1 : s.seconds / Without(s.rows) - 1;
+  agreed_ = std::abs(off) < kSettled ? agreed_ + 1 : 0;
+  ++without_;
+  double share = without_ == 1 ? 1 : kForgetFirst;
+  if (settled_) {
+    const bool far = std::abs(off) > kOutlier, again = far && off * outlier_ > 0;
+    share = again ? 1 : (alone_ ? kForgetAlone : kForgetWithout) * (far ? kOutlier : 1);
+    outlier_ = far && !again ? off : 0;
+    if (again) StartAgain();
+  } else {
+    settled_ = agreed_ >= kSettledTimes || without_ >= kSettledAtLast;
+  }
+  alone_ = false;
+  rows_ = s.rows;
+  if (!on_) {
+    // What was learned from drafts grows old, so that they are tried again.
+    extra_ *= kKeepExtra;
+    extra_sum_ *= kKeepExtra;
+    extra_squares_ *= kKeepExtra;
+    for (Counts& counts : run_) counts.Fade(kKeepOff);
+  }
+  const bool known = s.read_seconds + s.compute_seconds > 0;
+  const double experts = Union(s.rows), work = s.rows + kFetchRows * experts / options_.top_k;
+  Learn(&read_, s.read_seconds / experts, share);
+  Learn(&compute_, (known ? s.compute_seconds : s.seconds) / work, share);
+  Learn(&scale_, s.seconds / Modelled(s.rows, 0), share);
+}
+
+void Governor::LearnWith(const SweepFigures& s) {
+  const double base = s.rows - s.drafts, drafts = s.drafts;
+  reach_ = std::max(reach_, drafts / base);
+  alone_ = true;
+  // One sweep's time wavers by a tenth, and a draft's row is thought not to be off by more than a
+  // third of an average row: a few drafts among many rows say little.
+  const double spread = 0.1 * base * base;
+  extra_sum_ =
+      extra_sum_ * (1 - kForgetWith) + (s.seconds - scale_ * Modelled(base, drafts)) * drafts;
+  extra_squares_ = extra_squares_ * (1 - kForgetWith) + drafts * drafts;
+  extra_ = extra_sum_ / (extra_squares_ + spread);
+  double modelled = 0;
+  for (const int32_t rows : s.draft_rows) {
+    modelled += rows > 0 ? Without(rows) / options_.layers : 0;
+  }
+  if (modelled > 0) {
+    step_seen_ = step_seen_ * (1 - kForgetWith) + s.draft_seconds;
+    step_modelled_ = step_modelled_ * (1 - kForgetWith) + modelled;
+  }
+  open_.sweeps += 1;
+  open_.rows += base;
+  open_.seconds += s.seconds + s.draft_seconds;
+  open_.worth += (base + s.accepted) / base;
+}
+
+double Governor::Lost() const {
+  if (open_.sweeps == 0) return lost_;
+  const double due = open_.worth * Without(open_.rows / open_.sweeps);
+  return std::max(0.0, lost_ + open_.seconds - due);
+}
+
+void Governor::CloseAccount() {
+  lost_ = Lost();
+  open_ = {};
+}
+
+void Governor::Swept(const SweepFigures& sweep) {
+  if (sweep.rows <= sweep.drafts || sweep.seconds <= 0) return;
+  seconds_ += sweep.seconds + sweep.draft_seconds;
+  if (sweep.drafts == 0) {
+    LearnWithout(sweep);
+  } else if (settled_) {
+    LearnWith(sweep);
+  }
+}
+
+std::vector<Governor::Candidate> Governor::Gains(std::span<const uint32_t> asking) {
+  std::vector<Candidate> all;
+  for (size_t i = 0; i < asking.size(); ++i) {
+    const History& own = Of(asking[i]);
+    Candidate c;
+    c.gain = 1;
+    c.asker = i;
+    for (c.depth = 1; c.depth <= options_.most; ++c.depth) {
+      c.gain *= own.at[static_cast<size_t>(c.depth - 1)].Share(Acceptance(c.depth - 1), kRunWeight);
+      c.order = c.gain * (c.depth <= own.depth ? kStay : 1);
+      all.push_back(c);
+    }
+  }
+  std::sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) {
+    // A sequence's own in their order.
+    return a.order != b.order ? a.order > b.order
+                              : std::pair(a.depth, a.asker) < std::pair(b.depth, b.asker);
+  });
+  return all;
+}
+
+// Sequences of which least is known, with what can be hoped for.
+std::vector<Governor::Candidate> Governor::Probes(std::span<const uint32_t> asking) {
+  std::vector<Candidate> all;
+  if (options_.most == 0) return all;
+  for (size_t i = 0; i < asking.size(); ++i) {
+    const Counts& own = Of(asking[i]).at[0];
+    const double share = Acceptance(0);
+    const double doubt = std::sqrt((share * (1 - share) + 0.02) / (run_[0].offered + 1));
+    all.push_back({std::min(1.0, share + doubt), -own.offered, i, 1});
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Candidate& a, const Candidate& b) { return a.order > b.order; });
+  all.resize(std::max<size_t>(1, all.size() / kProbeShare));
+  return all;
+}
+
+Governor::Choice Governor::Best(int32_t rows, std::span<const Candidate> candidates,
+                                size_t most) const {
+  Choice best;
+  const double without = Without(rows);
+  std::array<int32_t, kMaxDrafts> step_rows = {};
+  double tokens = rows, making = 0;
+  for (size_t n = 1; n <= std::min(candidates.size(), most); ++n) {
+    const Candidate& c = candidates[n - 1];
+    int32_t& step = step_rows[static_cast<size_t>(c.depth - 1)];
+    if (step > 0) making -= StepTime(step);
+    making += StepTime(++step);
+    tokens += c.gain;
+    const double seconds = With(rows, static_cast<double>(n)) + making;
+    const double speedup = tokens / seconds * without / rows;
+    if (speedup > best.speedup) best = {speedup, seconds - without, n};
+  }
+  return best;
+}
+
+// While drafts are made: whether this sweep goes without.
+bool Governor::CheckDue(int32_t rows) {
+  const bool other = rows > kOtherWidth * rows_ || kOtherWidth * rows < rows_;
+  if (outlier_ != 0) return true;
+  if (--check_in_ > (other ? check_every_ - kFirstCheck : 0)) return false;
+  check_every_ = std::min(2 * check_every_, kLastCheck);
+  check_in_ = check_every_;
+  if (open_.sweeps > 2 * kLastCheck) CloseAccount();
+  return true;
+}
+
+void Governor::Choose(int32_t rows, std::span<const uint32_t> asking, int32_t room,
+                      std::span<int32_t> depths) {
+  std::fill(depths.begin(), depths.end(), 0);
+  if (noise_) on_ = false;
+  if (noise_ || !settled_ || asking.empty() || rows <= 0 || room <= 0) return;
+  const double reach = std::max(kFirstReach, kGrowth * reach_) * rows;
+  const size_t most = std::min(static_cast<size_t>(room), static_cast<size_t>(std::ceil(reach)));
+  std::vector<Candidate> candidates = Gains(asking);
+  Choice best = Best(rows, candidates, most);
+  const double left = MayLose(rows) - Lost();
+  // A few drafts cannot promise what those of all sequences would.
+  const auto promised = [&](double whole) {
+    const auto part = static_cast<double>(best.drafts) / static_cast<double>(asking.size());
+    return best.speedup > 1 + (whole - 1) * std::min(1.0, part);
+  };
+  if (on_ && (!promised(kEnd) || left < 0)) on_ = false;
+  if (!on_ && promised(kBegin) && left > MayLose(rows) / 2) {
+    CloseAccount();
+    outlier_ = 0;
+    on_ = true;
+    check_in_ = check_every_ = kFirstCheck;
+  }
+  if (on_ && CheckDue(rows)) return;
+  if (!on_) {
+    candidates = Probes(asking);
+    best = Best(rows, candidates, most);
+    if (!promised(kBegin) || best.loss > left) best.drafts = 0;
+  }
+  for (size_t n = 0; n < best.drafts; ++n) {
+    int32_t& depth = depths[candidates[n].asker];
+    depth = std::max(depth, candidates[n].depth);
+  }
+  for (size_t i = 0; i < asking.size(); ++i) {
+    History& own = Of(asking[i]);
+    own.depth = depths[i];
+    if (depths[i] > 0) continue;
+    // A sequence that has no drafts becomes one like others again.
+    own.at[0].Fade(kFade);
+  }
+}
+
+}  // namespace colibri

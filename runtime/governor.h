@@ -1,0 +1,147 @@
+// How many drafts each sequence should have, decided in time: a draft is worth the tokens it is
+// expected to bring, and costs the seconds by which its row lengthens the sweep and making it
+// takes.
+//
+// What a sweep of R rows takes is modelled as the larger of reading the union of the experts its
+// rows choose, E (1 - (1 - k/E)^R) a layer, and of computing, a share for each row and one for each
+// expert of the union; both are scaled to what sweeps without drafts really took. What sweeps with
+// drafts took beyond that is charged to their draft rows, so that shared experts, a warm cache or
+// an idle processor show. Acceptance is counted for each position of a draft, over the run and,
+// drawn towards that, for each sequence.
+//
+// Drafts that stand for all rows' progress being faster are made; else a few now and then, to see
+// whether that has changed. What drafts really cost beyond what they brought is kept account of:
+// beyond one sweep and a hundredth of the run's time none are made. While they are made, a sweep
+// without them now and then tells what one takes.
+//
+// None of this touches a line's bytes. Pure arithmetic; threads: one at a time.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/draft.h"
+
+namespace colibri {
+
+struct GovernorOptions {
+  int32_t experts = 1, top_k = 1;  // of a sparse layer
+  int32_t layers = 1;              // sparse ones, without the MTP layer
+  int32_t most = kMaxDrafts;       // drafts a sequence
+};
+
+// One sweep, from the frame's filling to its verification.
+struct SweepFigures {
+  int32_t rows = 0;      // all of them
+  int32_t drafts = 0;    // of these
+  int32_t accepted = 0;  // of these
+  double seconds = 0;
+  double read_seconds = 0;     // in which the drive was busy
+  double compute_seconds = 0;  // in which some thread computed
+  // Making the drafts that it verified: rows of each step, and all steps' time.
+  std::array<int32_t, kMaxDrafts> draft_rows = {};
+  double draft_seconds = 0;
+};
+
+class Governor {
+ public:
+  explicit Governor(const GovernorOptions& options);
+
+  // A sequence begins: what is known of its number is forgotten.
+  void Started(uint32_t sequence);
+  // Its drafts were verified: of `offered` the first `accepted`.
+  void Verified(uint32_t sequence, int32_t offered, int32_t accepted);
+  void Swept(const SweepFigures& sweep);
+
+  // Sets depths[i] to the drafts that sequence asking[i] should have in the next sweep, which has
+  // `rows` rows besides and room for `room` drafts.
+  void Choose(int32_t rows, std::span<const uint32_t> asking, int32_t room,
+              std::span<int32_t> depths);
+
+  // Drafts are made because they gain, not only to see whether they would.
+  bool On() const { return on_; }
+  // Share of drafts at `position` (0: the first) accepted of those whose predecessors were.
+  double Acceptance(int32_t position) const;
+  // A line for the user, once: the drafts are noise. "" otherwise. From then on there are none.
+  std::string TakeNotice();
+
+ private:
+  // Both forget slowly.
+  struct Counts {
+    double accepted = 0, offered = 0;
+    void Add(bool hit, double keep);
+    void Fade(double keep) {
+      accepted *= keep;
+      offered *= keep;
+    }
+    double Share(double expected, double weight) const {
+      return (accepted + weight * expected) / (offered + weight);
+    }
+  };
+  struct History {
+    std::array<Counts, kMaxDrafts> at = {};
+    int32_t depth = 0;  // chosen last
+  };
+  struct Candidate {
+    double gain = 0;   // expected tokens
+    double order = 0;  // the best first
+    size_t asker = 0;  // index in asking
+    int32_t depth = 1;
+  };
+  struct Choice {
+    double speedup = 0;  // over the same rows without drafts
+    double loss = 0;     // seconds, if none is accepted
+    size_t drafts = 0;   // the first candidates
+  };
+
+  History& Of(uint32_t sequence);
+  double Union(double rows) const;
+  double Modelled(double rows, double drafts) const;
+  double Without(double rows) const { return scale_ * Modelled(rows, 0); }
+  double With(double rows, double drafts) const;
+  double StepTime(int32_t rows) const;
+  double MayLose(int32_t rows) const;
+  double Lost() const;
+  void CloseAccount();
+  std::vector<Candidate> Gains(std::span<const uint32_t> asking);
+  std::vector<Candidate> Probes(std::span<const uint32_t> asking);
+  Choice Best(int32_t rows, std::span<const Candidate> candidates, size_t most) const;
+  bool CheckDue(int32_t rows);
+  void StartAgain();
+  void LearnWithout(const SweepFigures& sweep);
+  void LearnWith(const SweepFigures& sweep);
+
+  const GovernorOptions options_;
+  std::vector<History> histories_;
+  std::array<Counts, kMaxDrafts> run_ = {};
+  // Seconds to read an expert of the union in all layers and for a row's arithmetic; what a sweep
+  // takes in terms of the larger of both.
+  double read_ = 0, compute_ = 0, scale_ = 1;
+  int32_t without_ = 0;   // sweeps that taught it
+  int32_t rows_ = 0;      // of the last of them
+  int32_t agreed_ = 0;    // the last ones that were as expected
+  double outlier_ = 0;    // by how much the last one was off, if by far
+  bool settled_ = false;  // enough of them
+  bool alone_ = false;    // since the last one there were some with drafts
+  // Least squares of the seconds a draft's row takes beyond the model.
+  double extra_sum_ = 0, extra_squares_ = 0, extra_ = 0;
+  double reach_ = 0;                          // most drafts a row so far
+  double step_seen_ = 0, step_modelled_ = 0;  // seconds of draft steps
+  double seconds_ = 0;                        // of the run
+  // Seconds lost to drafts, and the sweeps with drafts that are not in it yet: what they would have
+  // taken without is judged by what sweeps without are then known to take.
+  double lost_ = 0;
+  struct Account {
+    double sweeps = 0, rows = 0, seconds = 0;
+    double worth = 0;  // in sweeps without drafts
+  } open_;
+  bool on_ = false;
+  int32_t check_in_ = 0, check_every_ = 0;    // sweeps with drafts until one without
+  int64_t firsts_ = 0, firsts_accepted_ = 0;  // first drafts
+  bool noise_ = false, told_ = false;
+};
+
+}  // namespace colibri
