@@ -53,7 +53,6 @@ void DraftOracle::Fill(const std::vector<Sequence*>& chosen) {
 
 void DraftOracle::DraftByMtp() {
   const auto depth = [&](Sequence& s) {
-    if (options_.propose) return 0;
     const int32_t wanted = std::min(options_.depth(s), kMaxDrafts);
     // Its last draft's keys lie so far behind those that are stored.
     COLIBRI_CHECK(kv_.Grow(&s.pages, int64_t{s.stored} + std::max(0, wanted - 1)));
@@ -76,6 +75,7 @@ void DraftOracle::Draft() {
     Sequence& s = *place.sequence;
     if (s.done || s.Known() - s.stored != 1) continue;
     const int32_t most = std::min({options_.depth(s), kMaxDrafts, s.stop->Left() - 1});
+    s.drafts.clear();
     if (most > 0) options_.propose(s, most, &s.drafts);
   }
 }

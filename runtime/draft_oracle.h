@@ -21,7 +21,7 @@ namespace colibri {
 struct DraftOracleOptions {
   // Drafts that a sequence should have verified next; it is asked after each of its frames.
   std::function<int32_t(const Sequence&)> depth = [](const Sequence&) { return 0; };
-  // Makes them in place of the MTP layer, whose keys are kept all the same: at most `most`.
+  // Replaces what the MTP layer drafted by at most `most` others.
   std::function<void(const Sequence&, int32_t most, std::vector<int32_t>* drafts)> propose;
   // Which sequences take part in the next frame, in which order; default: all, as given.
   std::function<void(std::vector<Sequence*>*)> order;

@@ -45,8 +45,8 @@ struct Sequence {
   LogprobList logprobs;  // of accepted tokens, reserved likewise
   // Guesses at the tokens behind them, for its next frame to verify.
   std::vector<int32_t> drafts;
-  int32_t prompt = 0;    // of tokens, those of the prompt
-  int32_t stored = 0;    // positions whose latents are stored
+  int32_t prompt = 0;  // of tokens, those of the prompt
+  int32_t stored = 0;  // positions whose latents are stored
   KvPages pages;
   int32_t placed = 0;  // the scheduler's: where the rows of its last frame begin
   int32_t waits = 0;   // and how often it let another store what it needs too
