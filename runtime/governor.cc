@@ -25,8 +25,8 @@ constexpr double kOutlier = 1.0 / 3;
 constexpr double kForgetWith = 0.05;
 // However cheap drafts seem to be, this share of what the model says is charged.
 constexpr double kLeastCharge = 0.5;
-// Drafts begin when they promise so much and end when they promise less, so that a figure which
-// wavers does not switch them to and fro. The same for a sequence's drafts, by a factor.
+// Drafts begin when they promise so much, and end when they promise less, so that a figure which
+// wavers does not switch them to and fro. The same for those of a sequence, by a factor.
 constexpr double kBegin = 1.04, kEnd = 1.015, kStay = 1.03;
 // Trained MTP layers begin at 0.6 to 0.85; a few drafts soon outweigh the guess. A sequence is
 // taken to be like the run until it has more than some of its own.

@@ -9,10 +9,10 @@
 // an idle processor show. Acceptance is counted for each position of a draft, over the run and,
 // drawn towards that, for each sequence.
 //
-// Drafts that stand for all rows' progress being faster are made; else a few now and then, to see
-// whether that has changed. What drafts really cost beyond what they brought is kept account of:
-// beyond one sweep and a hundredth of the run's time none are made. While they are made, a sweep
-// without them now and then tells what one takes.
+// Drafts are made while all rows together get on faster with them; else a few now and then, to see
+// whether they would. Account is kept of what drafts really cost beyond what they brought: once
+// that is a sweep and a hundredth of the run's time, none are made until it is less. While they are
+// made, a sweep without them now and then tells what one takes.
 //
 // None of this touches a line's bytes. Pure arithmetic; threads: one at a time.
 #pragma once
