@@ -162,6 +162,30 @@ TEST_CASE("pages on the drive give the bytes of pages in memory in every configu
   CHECK(preemptions > 0);
 }
 
+TEST_CASE("answers that grow in step fill more pages at once than may be written, and take turns") {
+  std::vector<TestLine> lines = MixedLines(40);
+  for (TestLine& line : lines) {
+    Request& r = line.request;
+    r.prompt.resize(6, 17);
+    r.max_tokens = 20;
+    r.choices = 1;
+    r.stop.clear();
+  }
+  const Outcome expected = LineByLine(SmallModel(), lines);
+  for (const int32_t frames : {1, 2}) {
+    RunConfig c;
+    c.kv_ram_layers = 1;
+    c.threads = frames;
+    c.frames = frames;
+    c.page_tokens = 4;
+    c.rows = 40;
+    c.sequences = 40;
+    INFO(c.Text());
+    REQUIRE(KvLayoutOf(SmallModel().model, c).MostCompleted() < 40);
+    CheckSameLines(RunGraph(SmallModel(), c, lines), expected);
+  }
+}
+
 TEST_CASE("a write or a window that fails once is tried again page by page and fails nobody") {
   const std::vector<TestLine> lines = Lines();
   const Outcome expected = LineByLine(SmallModel(), lines);
