@@ -47,8 +47,8 @@ class Stages {
   Stages(const Model& model, KvStore& kv, Parallel& parallel, StageHook* hook = nullptr)
       : model_(model), kv_(kv), parallel_(parallel), hook_(hook) {}
 
-  // Starts a frame whose rows and sequences are filled in: embeddings into x (or, where the table is
-  // not in memory, by EmbeddingRows before attention), rotary angles, layer 0.
+  // Starts a frame whose rows and sequences are filled in: embeddings into x (or, where the table
+  // is not in memory, by EmbeddingRows before attention), rotary angles, layer 0.
   void Embed(Frame& frame) const;
   // Starts the MTP layer: x from each row's token and its `final` vector; rotary angles; the layer.
   void MtpInput(Frame& frame) const;
