@@ -21,7 +21,8 @@ SweepModel SweepModelOf(const Model& model, const Plan& p) {
     const Model::ExpertClass& e = model.ExpertClasses()[i];
     // Without drafts nothing asks for the experts of the MTP layer, which may be of any class.
     if (e.first_layer >= c.layers) continue;
-    const double used = e.last_layer < c.layers ? e.experts : e.experts - c.experts;
+    const double used =
+        e.last_layer < c.layers ? e.experts : e.experts - static_cast<uint32_t>(c.experts);
     m.expert_bytes += static_cast<double>(e.slot_bytes) * used;
     experts += used;
     m.slots += std::min<double>(used, p.slot_classes[i].count);

@@ -12,6 +12,7 @@
 #include "runtime/frame.h"
 #include "runtime/line_limits.h"
 #include "runtime/model_writer.h"
+#include "tests/real_size_model.h"
 #include "tests/shard_files.h"
 #include "tests/temp_dir.h"
 
@@ -50,32 +51,6 @@ const Model& SmallModel() {
     m.experts = 16;
     m.hidden = 512;
     m.vocab = 512;
-    WriteSyntheticModel(m, dir.Path("model"));
-    return Model({dir.Path("model")});
-  }();
-  return model;
-}
-
-// Headers of GLM-5.2 with int4 weights, without an indexer: the real size.
-const Model& RealSize() {
-  static const TempDir dir;
-  static const Model model = [] {
-    SyntheticModel m;
-    m.layers = 78;
-    m.dense_layers = 3;
-    m.experts = 256;
-    m.hidden = 6144;
-    m.intermediate = 12288;
-    m.moe_intermediate = 2048;
-    m.heads = 64;
-    m.q_lora = 2048;
-    m.kv_lora = 512;
-    m.nope = 192;
-    m.rope = 64;
-    m.v_head = 256;
-    m.vocab = 154880;
-    m.indexer = false;
-    m.holes = true;
     WriteSyntheticModel(m, dir.Path("model"));
     return Model({dir.Path("model")});
   }();

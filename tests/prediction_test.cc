@@ -17,6 +17,7 @@
 #include "runtime/plan.h"
 #include "runtime/speeds_file.h"
 #include "runtime/stages.h"
+#include "tests/real_size_model.h"
 #include "tests/shard_files.h"
 #include "tests/temp_dir.h"
 
@@ -47,31 +48,6 @@ RunModel Answers(uint64_t count, double together) {
   run.together = together;
   run.rows = run.prefill_rows = 256;
   return run;
-}
-
-const Model& RealSize() {
-  static const TempDir dir;
-  static const Model model = [] {
-    SyntheticModel m;
-    m.layers = 78;
-    m.dense_layers = 3;
-    m.experts = 256;
-    m.hidden = 6144;
-    m.intermediate = 12288;
-    m.moe_intermediate = 2048;
-    m.heads = 64;
-    m.q_lora = 2048;
-    m.kv_lora = 512;
-    m.nope = 192;
-    m.rope = 64;
-    m.v_head = 256;
-    m.vocab = 154880;
-    m.indexer = false;
-    m.holes = true;
-    WriteSyntheticModel(m, dir.Path("model"));
-    return Model({dir.Path("model")});
-  }();
-  return model;
 }
 
 // Two cores of 2024 with real-size weights, `times` as fast.
