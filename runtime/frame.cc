@@ -120,7 +120,7 @@ void MakeView(KvStore& kv, Frame* frame) {
   for (size_t i = 0; i < frame->sequences.size(); ++i) {
     FrameSequence& s = frame->sequences[i];
     const int32_t stored = frame->rows[static_cast<size_t>(s.first_row)].position;
-    s.first_place = kv.AddToView(&frame->view, i, *s.pages, stored, s.rows);
+    s.first_place = kv.AddToView(&frame->view, i, *s.pages, stored, s.rows - s.drafts);
   }
   kv.EndView(&frame->view);
 }

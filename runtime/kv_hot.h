@@ -45,6 +45,8 @@ class HotPages {
   // begin.
   void StartWriting(int32_t page);
   bool Writing(int32_t page) const { return writing_flag_[static_cast<size_t>(page)]; }
+  // It has its slot, and its writes have not begun.
+  bool Waits(int32_t page) const { return SlotOf(page) != kNone && !Writing(page); }
   // One of the writes ended; with an error the page is lost. Any thread.
   void WriteEnded(int32_t page, int32_t layer, const ReadResult& result);
   // Pages whose writes are all over since the last call lose their slots; `ended` sees each.

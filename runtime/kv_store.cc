@@ -94,6 +94,15 @@ void KvStore::Release(KvPages* pages) {
   COLIBRI_DCHECK(FreePages() <= Pages());
 }
 
+void KvStore::Shrink(KvPages* pages, int64_t tokens) {
+  const auto keep = S(PagesFor(tokens));
+  while (pages->ids.size() > keep) {
+    LetGo(pages->ids.back());
+    pages->ids.pop_back();
+  }
+  COLIBRI_DCHECK(S(pages->known) <= keep);
+}
+
 template <class Visit>
 void KvStore::ForEachKnown(std::span<const int32_t> tokens, const Visit& visit) const {
   const auto n = S(Shape().page_tokens);
@@ -131,6 +140,7 @@ void KvStore::Publish(KvPages* pages, std::span<const int32_t> tokens) {
   COLIBRI_CHECK(full <= pages->ids.size());
   for (auto i = S(pages->known); i < full; ++i) {
     int32_t& page = pages->ids[i];
+    if (Streams() && hot_.Waits(page)) return;
     const uint64_t before = i == 0 ? PrefixIndex::kRoot : index_.Serial(pages->ids[i - 1]);
     if (i > 0 && before == PrefixIndex::kRoot) return;  // that page was lost meanwhile
     const auto text = tokens.subspan(i * n, n);
@@ -206,6 +216,14 @@ int32_t KvStore::RowsWithin(const KvPages& pages, int32_t stored, int32_t rows,
       std::clamp<int64_t>(std::min(end_by_writes, end_by_slots) - stored, 0, rows));
 }
 
+int32_t KvStore::Unwritten(const KvPages& pages, int32_t stored) const {
+  if (!Streams()) return 0;
+  const int32_t full = stored / Shape().page_tokens;
+  int32_t unwritten = 0;
+  while (unwritten < full && hot_.Waits(pages.ids[S(full - unwritten - 1)])) ++unwritten;
+  return unwritten;
+}
+
 void KvStore::CollectWrites() {
   if (!Streams()) return;
   hot_.Collect([this](int32_t page) {
@@ -248,7 +266,8 @@ size_t KvStore::AddToView(PageView* view, size_t sequence, const KvPages& pages,
     }
   }
   const int32_t n = Shape().page_tokens;
-  for (int32_t i = stored / n; i < (stored + rows) / n; ++i) {
+  const int32_t first_due = stored / n - Unwritten(pages, stored);
+  for (int32_t i = first_due; i < (stored + rows) / n; ++i) {
     const int32_t page = pages.ids[S(i)];
     hot_.StartWriting(page);
     view->completed.push_back({page, ~hot_.SlotOf(page)});

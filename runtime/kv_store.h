@@ -70,6 +70,8 @@ class KvStore {
   // Extends `pages` to hold `tokens` positions. False, and nothing taken, when too few are free.
   bool Grow(KvPages* pages, int64_t tokens);
   void Release(KvPages* pages);
+  // Gives back what lies behind the first `tokens` positions.
+  void Shrink(KvPages* pages, int64_t tokens);
 
   // The known pages that hold the first of `tokens`, and how many of them are free as long as
   // nobody takes them.
@@ -79,7 +81,8 @@ class KvStore {
   Prefix Find(std::span<const int32_t> tokens) const;
   // Takes those pages into `pages`, which are none yet. Returns the positions that they hold.
   int32_t Share(KvPages* pages, std::span<const int32_t> tokens);
-  // The pages' first tokens.size() positions are stored: full pages are known from now on. Where
+  // The pages' first tokens.size() positions are stored: full pages are known from now on, those of
+  // streamed layers once their writes have begun. Where
   // another sequence stored the same meanwhile, its page, with the same bytes, takes their place.
   void Publish(KvPages* pages, std::span<const int32_t> tokens);
   // Whether positions [first, first + count) lie in pages that this sequence alone may write to.
@@ -104,11 +107,14 @@ class KvStore {
   bool Streams() const { return layout_.Streams(); }
   int32_t FreeHotSlots() const { return hot_.Free(); }
   int32_t RowsWithin(const KvPages& pages, int32_t stored, int32_t rows, int32_t completed) const;
+  // Pages whose writes have not begun although all their positions are among the first `stored`: a
+  // draft was the last of them. The next frame's view completes them.
+  int32_t Unwritten(const KvPages& pages, int32_t stored) const;
   // Takes notice of the writes that have ended.
   void CollectWrites();
   // The view of frame `frame` is made anew: BeginView, AddToView for each sequence in turn, with
-  // the positions stored so far and the rows that follow, EndView. CloseView gives what it pinned
-  // back.
+  // the positions stored so far and the rows that follow and are no drafts, EndView. CloseView
+  // gives what it pinned back.
   void BeginView(PageView* view, int32_t frame) const;
   // Returns the number of the first of the pages in view->places.
   size_t AddToView(PageView* view, size_t sequence, const KvPages& pages, int32_t stored,

@@ -201,6 +201,7 @@ bool Scheduler::AwaitsPage(const Sequence& s, int32_t found, const Sequence* nex
 void Scheduler::Drop(Sequence& s) {
   kv_.Release(&s.pages);
   s.stored = 0;
+  s.drafts.clear();
 }
 
 // False: it waits, for stored pages or for free ones, and holds none.
@@ -336,7 +337,8 @@ bool Scheduler::TryPlace(Frame& frame, Sequence& s) {
   const auto room = options_.rows - static_cast<int32_t>(frame.rows.size());
   s.placed = s.stored;
   int32_t rows = decode ? 1 : ChunkOf(s, room);
-  rows = kv_.RowsWithin(s.pages, s.stored, rows, completed_left_);
+  const int32_t unwritten = kv_.Unwritten(s.pages, s.stored);
+  rows = kv_.RowsWithin(s.pages, s.stored, rows, completed_left_ - unwritten);
   if (rows > 0) rows = GrowPages(s, rows);
   if (rows == 0) {
     if (starts) Drop(s);
@@ -352,7 +354,7 @@ bool Scheduler::TryPlace(Frame& frame, Sequence& s) {
     stats_.cached_tokens += static_cast<uint64_t>(s.cached);
   }
   const int32_t n = kv_.Shape().page_tokens;
-  completed_left_ -= (s.stored + rows) / n - s.stored / n;
+  completed_left_ -= unwritten + (s.stored + rows) / n - s.stored / n;
   Place(frame, s, rows);
   return true;
 }
@@ -384,6 +386,7 @@ void Scheduler::PlaceRows(Frame& frame) {
     start_before_ = std::numeric_limits<uint64_t>::max();
     COLIBRI_CHECK(TryPlace(frame, oldest));
   }
+  PlaceDrafts(frame);
   std::erase_if(runnable_, [](const Sequence* s) { return s->owner != Sequence::kNobody; });
 }
 
@@ -416,6 +419,7 @@ void Scheduler::Release(Frame& frame) {
   const std::lock_guard lock(mutex_);
   kv_.CloseView(&frame.view);
   for (const FrameSequence& place : frame.sequences) {
+    CountDrafts(place);
     Sequence& s = *place.sequence;
     // Finished ones belong to the deliverer, who may close them late: their pages are wanted now,
     // or a full store would leave the others, and the engine, without any. One that was closed
@@ -426,6 +430,7 @@ void Scheduler::Release(Frame& frame) {
     }
     if (s.owner != frame.id) continue;
     Publish(s);
+    kv_.Shrink(&s.pages, s.stored);  // what lies behind were rejected drafts
     s.owner = Sequence::kNobody;
     runnable_.push_back(&s);
     NoteLeft(s);
@@ -475,24 +480,6 @@ bool Scheduler::Gather() {
   if (!stopped_) Pull(lock);
   return stopped_ || !open_ || free_.empty() || pending_ != nullptr ||
          static_cast<int32_t>(runnable_.size()) >= options_.rows;
-}
-
-SchedulerStats Scheduler::Stats() const {
-  const std::lock_guard lock(mutex_);
-  SchedulerStats stats = stats_;
-  stats.running = options_.sequences - static_cast<int32_t>(free_.size());
-  stats.input_open = open_;
-  stats.lines_ahead = ahead_.size();
-  return stats;
-}
-
-std::vector<SequenceLeft> Scheduler::Left() const {
-  const std::lock_guard lock(mutex_);
-  std::vector<SequenceLeft> left;
-  for (const SequenceLeft& one : left_) {
-    if (one.limit > 0) left.push_back(one);
-  }
-  return left;
 }
 
 }  // namespace colibri

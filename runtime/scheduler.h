@@ -3,7 +3,9 @@
 // admission of lines and the parking place of frames without work.
 //
 // Order within a frame: one row of every sequence that decodes, oldest first, then prefill chunks,
-// oldest first, bounded in rows and in rows x context. A prompt that does not end in this sweep
+// oldest first, bounded in rows and in rows x context, then, in rows that are left, drafts of the
+// sequences that decode, each behind its row. Drafts take pages that are free and never anybody's;
+// they are held for this frame only. A prompt that does not end in this sweep
 // leaves half of what it could take to the prompts behind it, as far as they need it. While the
 // oldest sequence without pages waits for them, no younger one starts: short lines do not pass a
 // long one by for ever. Lines start in the order of the input. Once all that are left are at hand,
@@ -19,6 +21,7 @@
 // blocks.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -29,6 +32,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/draft.h"
 #include "runtime/frame.h"
 #include "runtime/kv_store.h"
 #include "runtime/request.h"
@@ -64,6 +68,7 @@ struct SchedulerOptions {
   // many bytes (RequestBytes of runtime/line_limits.h).
   size_t ahead = 0;
   uint64_t ahead_bytes = UINT64_MAX;
+  int32_t drafts = 0;          // most of a sequence; 0: sequences bring none
   bool share_prefixes = true;  // off in tests and colibri-bench pipeline: the bytes are the same
 };
 
@@ -77,8 +82,10 @@ struct SchedulerStats {
   uint64_t parks = 0;
   uint64_t sweeps = 0;              // ended
   uint64_t started = 0, ended = 0;  // sequences that were not refused
-  uint64_t limits = 0;              // most tokens that those started may generate, summed
-  int32_t running = 0;              // sequences with a line
+  // Drafts verified and accepted, the first behind a token, the second and so on.
+  std::array<uint64_t, kMaxDrafts> drafted = {}, accepted = {};
+  uint64_t limits = 0;  // most tokens that those started may generate, summed
+  int32_t running = 0;  // sequences with a line
   bool input_open = true;
 };
 
@@ -151,6 +158,10 @@ class Scheduler {
   void Preempt(Sequence& s);
   void NoteLeft(const Sequence& s);
   void Place(Frame& frame, Sequence& s, int32_t rows);
+  bool GrowFree(Sequence& s, int64_t tokens);
+  int32_t ChooseDrafts(Frame& frame);
+  void PlaceDrafts(Frame& frame);
+  void CountDrafts(const FrameSequence& place);
   int32_t TakeParkedIfWork();
   int32_t Holders() const;
 

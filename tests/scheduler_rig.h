@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -125,6 +126,9 @@ struct Rig {
     for (const Notice& n : Compute(i)) {
       if (n.final != 0) to_close.push_back(n.sequence);
     }
+    for (const FrameSequence& place : At(i).sequences) {
+      if (propose && place.sequence->owner == At(i).id) propose(*place.sequence);
+    }
     scheduler.Release(At(i));
   }
   bool Step(size_t i = 0) {
@@ -184,6 +188,8 @@ struct Rig {
 
   // Off for long prompts: what is stored is not looked at, only tokens are drawn.
   bool stores = true;
+  // Makes the drafts of a sequence that goes on, once its frame is verified.
+  std::function<void(Sequence&)> propose;
   FakeSource source;
   KvStore kv;
   const std::vector<int32_t> stop_ids{1};
@@ -193,15 +199,23 @@ struct Rig {
   std::vector<Finished> finished;
 
  private:
-  // What the positions that a sequence knows hold.
-  std::vector<float> Marks(const Sequence& s) const {
+  // What the positions hold that a sequence knows, and those of its drafts: a wrong token is never
+  // taken for the right one.
+  std::vector<float> Marks(const Frame& frame, const FrameSequence& place) const {
+    const Sequence& s = *place.sequence;
     std::vector<float> marks;
     uint32_t tokens = 0;
-    for (int32_t p = 0; p < s.Known(); ++p) {
-      tokens = (tokens + static_cast<uint32_t>(s.tokens[static_cast<size_t>(p)]) + 1) * 2654435761u;
+    const int32_t first = frame.rows[static_cast<size_t>(place.first_row)].position;
+    const int32_t end = std::max(s.Known(), first + place.rows);
+    for (int32_t p = 0; p < end; ++p) {
+      const bool known = p < s.Known();
+      const auto at = static_cast<size_t>(known ? p : place.first_row + p - first);
+      const int32_t token = known ? s.tokens[at] : frame.rows[at].token;
+      tokens = (tokens + static_cast<uint32_t>(token) + 1) * 2654435761u;
       const uint64_t own =
           s.line->request.line * 10'000 + static_cast<uint64_t>(s.choice * 1000 + p);
-      marks.push_back(static_cast<float>(shares_ ? tokens >> 8 : own));
+      const bool wrong = !known && token != TokenOf(s.line->request.line, s.choice, p);
+      marks.push_back(static_cast<float>(shares_ ? tokens >> 8 : own) + (wrong ? 0.5f : 0.0f));
     }
     return marks;
   }
@@ -216,7 +230,7 @@ struct Rig {
     Draw(frame, place);
     if (!stores) return;
     const Sequence& s = *place.sequence;
-    const std::vector<float> marks = Marks(s);
+    const std::vector<float> marks = Marks(frame, place);
     const auto first = static_cast<size_t>(place.first_row);
     for (size_t r = first; r < first + static_cast<size_t>(place.rows); ++r) {
       const FrameRow& row = frame.rows[r];
@@ -228,6 +242,8 @@ struct Rig {
         if (stored != marks[static_cast<size_t>(p)])
           FAIL("line ", s.line->request.line, " lost position ", p);
       }
+      if (row.draft != (row.position >= s.Known())) FAIL("drafts come behind what is known");
+      if (row.draft) continue;
       if (row.token != s.tokens[static_cast<size_t>(row.position)]) FAIL("wrong token");
     }
   }
