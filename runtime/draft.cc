@@ -125,6 +125,16 @@ void DraftPass::End(Frame& frame) {
   verified_.clear();
 }
 
+void ProposeDrafts(const Frame& frame, const DraftOptions& options) {
+  if (!options.propose) return;
+  for (const FrameSequence& place : frame.sequences) {
+    Sequence& s = *place.sequence;
+    if (s.owner != frame.id || s.Known() - s.stored != 1) continue;
+    s.drafts.clear();
+    options.propose(s, std::max(0, std::min(options.most, s.stop->Left() - 1)), &s.drafts);
+  }
+}
+
 void NextDraftStep(Frame& frame, std::span<const int32_t> drafts, bool share_index) {
   COLIBRI_CHECK(drafts.size() == frame.sequences.size());
   std::vector<FrameRow> rows;

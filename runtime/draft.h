@@ -29,6 +29,17 @@ namespace colibri {
 
 inline constexpr int32_t kMaxDrafts = 4;
 
+struct DraftOptions {
+  int32_t most = 0;  // of a sequence; 0: none are made
+  // How many a sequence should have next, asked after each of its frames; none: `most`.
+  std::function<int32_t(const Sequence&)> depth;
+  // Tests: replaces what the MTP layer drafted by at most `most` others.
+  std::function<void(const Sequence&, int32_t most, std::vector<int32_t>* drafts)> propose;
+};
+
+// After a pass: lets `options.propose` have its way.
+void ProposeDrafts(const Frame& frame, const DraftOptions& options);
+
 class DraftPass {
  public:
   // `page_tokens` of the KvStore; `share_index`: drafts after the first keep its index set (model

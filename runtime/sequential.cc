@@ -2,11 +2,57 @@
 
 #include <poll.h>
 
+#include <algorithm>
+
 #include "io/check.h"
 #include "runtime/reference.h"
 #include "runtime/verify.h"
 
 namespace colibri {
+namespace {
+
+SchedulerOptions WithDrafts(const SequentialOptions& options) {
+  SchedulerOptions s = options.scheduler;
+  s.drafts = options.drafts.most;
+  return s;
+}
+
+// Makes the drafts of the sequences whose frame was verified.
+class Drafting {
+ public:
+  Drafting(const Model& model, const KvStore& kv, const VocabMask& mask,
+           const DraftOptions& options)
+      : options_(options),
+        drawer_(mask, serial_),
+        pass_(kv.Shape().page_tokens, model.Config().index_share_for_mtp),
+        by_mtp_(model.HasMtp()) {}
+
+  void Make(ReferenceEngine& engine, Frame& frame) {
+    if (options_.most == 0) return;
+    if (by_mtp_ && pass_.Begin(frame)) {
+      engine.RunMtpKeys(frame);
+      const auto depth = [this](const Sequence& s) {
+        return options_.depth ? std::min(options_.depth(s), options_.most) : options_.most;
+      };
+      if (pass_.First(frame, depth)) {
+        do {
+          engine.RunMtp(frame, drawer_);
+        } while (pass_.Next(frame));
+      }
+      pass_.End(frame);
+    }
+    ProposeDrafts(frame, options_);
+  }
+
+ private:
+  const DraftOptions& options_;
+  SerialParallel serial_;
+  DraftDrawer drawer_;
+  DraftPass pass_;
+  const bool by_mtp_;
+};
+
+}  // namespace
 
 SchedulerStats RunSequential(const Model& model, const Tokenizer& tokenizer,
                              const SequentialOptions& options, RequestSource& source,
@@ -15,7 +61,7 @@ SchedulerStats RunSequential(const Model& model, const Tokenizer& tokenizer,
   KvStore kv(KvShapeOf(model, options.page_tokens, options.kv_type), options.kv_pages);
   // Refusals come under the scheduler's lock: they are closed once it is given back.
   std::vector<uint32_t> refused;
-  Scheduler scheduler(options.scheduler, tokenizer, model.Config().stop_ids, kv, source,
+  Scheduler scheduler(WithDrafts(options), tokenizer, model.Config().stop_ids, kv, source,
                       [&](Sequence& s) {
                         delivery.Refuse(s);
                         refused.push_back(s.index);
@@ -25,6 +71,7 @@ SchedulerStats RunSequential(const Model& model, const Tokenizer& tokenizer,
   SerialParallel serial;
   const VocabMask mask(tokenizer, model.Config().vocab);
   TokenDrawer drawer(mask, serial);
+  Drafting drafting(model, kv, mask, options.drafts);
   Frame frame(model, {options.scheduler.rows, options.scheduler.context, 1});
   const auto path_of = [&](uint32_t file) { return model.Files().Files().Path(file); };
   const auto close_refused = [&] {
@@ -58,6 +105,7 @@ SchedulerStats RunSequential(const Model& model, const Tokenizer& tokenizer,
     std::vector<Notice> notices;
     AcceptTokens(frame, {}, path_of, [&](const Notice& n) { notices.push_back(n); });
     for (const Notice& n : notices) delivery.Deliver(scheduler.At(n.sequence), n);
+    drafting.Make(engine, frame);
     scheduler.Release(frame);
     for (const Notice& n : notices) {
       if (n.final != 0) scheduler.Close(n.sequence);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/delivery.h"
+#include "runtime/draft.h"
 #include "runtime/kv_store.h"
 #include "runtime/scheduler.h"
 #include "runtime/weights.h"
@@ -14,10 +15,11 @@
 namespace colibri {
 
 struct SequentialOptions {
-  SchedulerOptions scheduler;  // frames must be 1
+  SchedulerOptions scheduler;  // frames must be 1; drafts is set from below
   int32_t kv_pages = 0;        // at least those of one whole context
   int32_t page_tokens = kDefaultPageTokens;
   KvType kv_type = KvType::kBF16;
+  DraftOptions drafts;  // by the MTP layer, where the model has one
   std::vector<uint32_t> failing;  // experts whose reads are to fail with EIO, by item
 };
 

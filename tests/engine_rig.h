@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -81,6 +82,9 @@ class ListSource final : public RequestSource {
 
 enum class ReaderKind : uint8_t { kUring, kPread, kShuffled };
 
+// The tokens of a run's sequences, prompts included, by line and choice.
+using Answers = std::map<std::pair<uint64_t, int32_t>, std::vector<int32_t>>;
+
 // What may change when and where things happen, and never a byte of a line.
 struct RunConfig {
   int32_t threads = 1;
@@ -97,6 +101,10 @@ struct RunConfig {
   bool pauses = false;
   bool slow_output = false;
   int32_t dense_windows = 0;  // where the model streams dense weights; 0: as many as serve
+  int32_t drafts = 0;         // most of a sequence
+  bool random_depth = false;  // up to so many, else always so many
+  // Drafts are then some of these tokens and some that are wrong.
+  const Answers* answers = nullptr;
   KvType kv_type = KvType::kBF16;
   int32_t kv_ram_layers = INT32_MAX;  // the graph only; KV pages of later layers are on the drive
   bool kv_check = true;
@@ -107,10 +115,11 @@ struct RunConfig {
     return fmt::format(
         "threads {} slots {} frames {} rows {} prefill {} page {} pages {} sequences {} prefetch "
         "{} "
-        "pauses {} slow output {} KV in memory {} windows {} shared {} reader {} seed {}",
+        "pauses {} slow output {} KV in memory {} windows {} shared {} reader {} seed {} drafts "
+        "{}{}{}",
         threads, slots, frames, rows, prefill_rows, page_tokens, kv_pages, sequences, prefetch,
         pauses, slow_output, kv_ram_layers, dense_windows, share_prefixes, static_cast<int>(reader),
-        seed);
+        seed, drafts, random_depth ? " at random" : "", answers != nullptr ? " of answers" : "");
   }
 };
 
@@ -209,6 +218,35 @@ class LateCloser {
   bool over_ = false;
   std::thread thread_;
 };
+
+// Drawn anew for each sequence and number of tokens, the same in every run.
+inline std::mt19937 RandomOf(const RunConfig& c, const Sequence& s) {
+  std::seed_seq seed{static_cast<uint64_t>(c.seed), s.line->request.line,
+                     static_cast<uint64_t>(s.choice), static_cast<uint64_t>(s.Known())};
+  return std::mt19937(seed);
+}
+
+inline DraftOptions DraftOptionsOf(const RunConfig& c) {
+  DraftOptions options;
+  options.most = c.drafts;
+  if (c.random_depth) {
+    options.depth = [c](const Sequence& s) {
+      return static_cast<int32_t>(RandomOf(c, s)() % static_cast<uint32_t>(c.drafts + 1));
+    };
+  }
+  if (c.answers != nullptr) {
+    options.propose = [c](const Sequence& s, int32_t most, std::vector<int32_t>* drafts) {
+      std::mt19937 random = RandomOf(c, s);
+      const std::vector<int32_t>& answer = c.answers->at({s.line->request.line, s.choice});
+      const auto from = static_cast<size_t>(s.Known());
+      if (c.random_depth) most = static_cast<int32_t>(random() % static_cast<uint32_t>(most + 1));
+      for (size_t i = from; i < std::min(answer.size(), from + static_cast<size_t>(most)); ++i) {
+        drafts->push_back(random() % 4 == 0 ? 7 : answer[i]);
+      }
+    };
+  }
+  return options;
+}
 
 inline SchedulerOptions SchedulerOptionsOf(const RunConfig& c) {
   SchedulerOptions s;
@@ -350,6 +388,7 @@ inline Outcome RunSequentially(const TestModel& m, const RunConfig& c, RequestSo
   options.page_tokens = c.page_tokens;
   options.kv_type = c.kv_type;
   options.failing = failing;
+  options.drafts = DraftOptionsOf(c);
   RecordFile file;
   Outcome outcome;
   {
@@ -373,6 +412,26 @@ inline Outcome RunSequentially(const TestModel& m, const RunConfig& c, std::vect
                                const std::vector<uint32_t>& failing = {}) {
   ListSource source(std::move(lines));
   return RunSequentially(m, c, source, failing);
+}
+
+// What the lines' sequences come to.
+inline Answers AnswersOf(const TestModel& m, std::vector<TestLine> lines) {
+  class Taker final : public Delivery {
+   public:
+    void Deliver(Sequence& s, const Notice& notice) override {
+      if (notice.final != 0) answers[{s.line->request.line, s.choice}] = s.tokens;
+    }
+    void Refuse(Sequence&) override {}
+    Answers answers;
+  };
+  const RunConfig c;
+  SequentialOptions options;
+  options.scheduler = SchedulerOptionsOf(c);
+  options.kv_pages = PagesOf(c);
+  ListSource source(std::move(lines));
+  Taker taker;
+  RunSequential(m.model, m.tokenizer, options, source, taker);
+  return std::move(taker.answers);
 }
 
 // The bytes of every line are equal. Lines that `but` names are not looked at.
