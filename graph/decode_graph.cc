@@ -131,13 +131,21 @@ void DecodeGraph::MakeNodes() {
 
   verify_.emplace(graph_, unlimited,
                   [this](const LayerRef& at, VerifyNode::output_ports_type& out) noexcept -> void {
-                    for (const Notice& notice : bodies_->Verify(at)) {
-                      std::get<1>(out).try_put(notice);
+                    const NodeBodies::Verified verified = bodies_->Verify(at);
+                    for (const Notice& notice : verified.notices) std::get<1>(out).try_put(notice);
+                    if (verified.draft) {
+                      std::get<2>(out).try_put(FrameRef{at.frame});
+                      return;
                     }
                     bodies_->Release(FrameRef{at.frame});
                     std::get<0>(out).try_put(FrameRef{at.frame});
                   });
   wiring_.Node("verify");
+
+  draft_.emplace(graph_, unlimited, [this](const FrameRef& frame) noexcept -> LayerRef {
+    return bodies_->Draft(frame);
+  });
+  wiring_.Node("draft");
 
   deliver_.emplace(graph_, flow::serial,
                    [this](const Notice& notice) noexcept -> flow::continue_msg {
@@ -168,6 +176,8 @@ void DecodeGraph::MakeEdges() {
   w.Edge("head", *head_, "verify", *verify_);
   w.Edge("verify", output_port<0>(*verify_), "free_frames", *free_frames_, "frame done");
   w.Edge("verify", output_port<1>(*verify_), "deliver", *deliver_, "tokens");
+  w.Edge("verify", output_port<2>(*verify_), "draft", *draft_, "draft step");
+  w.Edge("draft", *draft_, "layer_ready", *layer_ready_);
 }
 
 void DecodeGraph::PutReady(const ReadyExpert& expert) {

@@ -1,4 +1,4 @@
-// The flow graph: thirteen nodes, one buffer and their edges. Start reading here.
+// The flow graph: fourteen nodes, one buffer and their edges. Start reading here.
 //
 // One cyclic graph serves every layer; messages carry the layer. This file says when things happen;
 // what they do is behind NodeBodies (engine.cc), the maths behind runtime/stages.h. The rules that
@@ -44,8 +44,15 @@ class NodeBodies {
   enum class Next : uint8_t { kWait, kLayer, kHead };
   virtual Next Combine(LayerRef at) noexcept = 0;
   virtual void Head(LayerRef at) noexcept = 0;
-  // The notices of the frame; they are put before Release is called, the frame after it.
-  virtual std::span<const Notice> Verify(LayerRef at) noexcept = 0;
+  // The notices of the frame are put first. Then it goes on with a draft step, or Release is called
+  // and the frame is put.
+  struct Verified {
+    std::span<const Notice> notices;
+    bool draft = false;
+  };
+  virtual Verified Verify(LayerRef at) noexcept = 0;
+  // Makes the frame's rows those of the MTP layer's next step; returns the frame at that layer.
+  virtual LayerRef Draft(FrameRef frame) noexcept = 0;
   virtual void Release(FrameRef frame) noexcept = 0;
   virtual void Deliver(const Notice& notice) noexcept = 0;
 };
@@ -81,7 +88,7 @@ class DecodeGraph {
   using RouteNode = Multi<ExpertJob, LayerRef, LayerRef>;
   using FetchNode = oneapi::tbb::flow::async_node<ExpertJob, ReadyExpert>;
   using CombineNode = Multi<LayerRef, LayerRef>;
-  using VerifyNode = Multi<FrameRef, Notice>;
+  using VerifyNode = Multi<FrameRef, Notice, FrameRef>;
 
   void MakeNodes();
   void MakeEdges();
@@ -91,7 +98,7 @@ class DecodeGraph {
   oneapi::tbb::flow::graph graph_;
   std::optional<oneapi::tbb::flow::buffer_node<FrameRef>> free_frames_;
   std::optional<AdmitNode> admit_;
-  std::optional<Function<FrameRef, LayerRef>> embed_;
+  std::optional<Function<FrameRef, LayerRef>> embed_, draft_;
   std::optional<LayerReadyNode> layer_ready_;
   std::optional<Function<LayerRef, LayerRef>> attention_, lookahead_, shared_ffn_, head_;
   std::optional<RouteNode> route_;

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <fstream>
 #include <thread>
+#include <utility>
 
 #include "io/check.h"
 #include "io/error.h"
@@ -33,6 +34,7 @@ constexpr auto kLongestLinger = std::chrono::seconds(2);
 SchedulerOptions WithContext(const EngineOptions& options) {
   SchedulerOptions s = options.scheduler;
   s.context = options.context;
+  s.drafts = options.drafts.most;
   return s;
 }
 
@@ -84,6 +86,8 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
       stages_(model, kv_, parallel_),
       mask_(tokenizer, model.Config().vocab),
       drawer_(mask_, parallel_),
+      draft_drawer_(mask_, parallel_),
+      drafts_(options.drafts.most > 0 && model.HasMtp()),
       scheduler_(WithContext(options), tokenizer, model.Config().stop_ids, kv_, source,
                  [this](Sequence& s) { delivery_->Refuse(s); }),
       chosen_(model.ExpertCount()),
@@ -93,10 +97,11 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
       expert_port_(hub_.AddPort()),
       wake_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (wake_fd_ < 0) throw IoError(fmt::format("eventfd: {}", std::strerror(errno)));
+  COLIBRI_CHECK(!drafts_ || (model.Residents().mtp && model.Residents().embedding));
   const FrameShape shape{options.scheduler.rows, options.context, options.threads};
   const auto experts = static_cast<size_t>(model.Config().experts);
   for (int32_t i = 0; i < options.scheduler.frames; ++i) {
-    frames_.push_back(std::make_unique<GraphFrame>(model, shape));
+    frames_.push_back(std::make_unique<GraphFrame>(model, shape, options.page_tokens));
     GraphFrame& f = *frames_.back();
     f.frame.id = static_cast<uint16_t>(i);
     f.issue_order.reserve(experts);
@@ -105,6 +110,7 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
     f.predict_scratch.resize(Stages::PredictScratch(model.Config()));
     f.votes.resize(experts);
     f.first_votes.resize(experts);
+    f.draft_votes.resize(experts);
     f.hint_order.reserve(experts);
     f.hint_items.reserve(experts);
   }
@@ -227,6 +233,10 @@ DenseStats Engine::DenseFigures() const {
   return figures;
 }
 
+uint64_t Engine::BytesRead(const CacheStats& cache) const {
+  return cache.BytesRead() + KvStats().bytes_read + DenseFigures().Bytes();
+}
+
 std::vector<uint64_t> Engine::Chosen() const {
   std::vector<uint64_t> counts;
   for (const auto& count : chosen_) counts.push_back(count.load(std::memory_order_relaxed));
@@ -266,8 +276,7 @@ Scheduler::Filled Engine::Admit(FrameRef ref) noexcept {
   const Profile::Span span(profile_, NodeId::kAdmit, ref.frame, 0);
   GraphFrame& f = *frames_[ref.frame];
   f.before = cache_->Stats();
-  f.kv_before = KvStats().bytes_read;
-  f.dense_before = DenseFigures().Bytes();
+  f.bytes_before = BytesRead(f.before);
   const Scheduler::Filled filled = scheduler_.Fill(f.frame);
   if (filled.filled) {
     for (LayerSupplier* s : suppliers_) s->Prepare(f.frame, 0);
@@ -307,7 +316,7 @@ void Engine::Attention(LayerRef at) noexcept {
   Frame& frame = At(at).frame;
   for (LayerSupplier* s : suppliers_) {
     s->Begin(frame, at.layer);
-    s->Prepare(frame, at.layer + 1);
+    if (!IsMtp(at)) s->Prepare(frame, at.layer + 1);
   }
   if (options_.routes != nullptr) RecordGuess(At(at), at.layer, Guess::kInput);
   stages_.Attention(frame, at.layer);
@@ -326,7 +335,7 @@ std::span<const uint16_t> Engine::Route(LayerRef at) noexcept {
   const Profile::Span span(profile_, NodeId::kRoute, at.frame, at.layer);
   GraphFrame& f = At(at);
   stages_.Route(f.frame, at.layer);
-  if (options_.routes != nullptr) options_.routes->Routed(f.frame, at.layer);
+  if (options_.routes != nullptr && !IsMtp(at)) options_.routes->Routed(f.frame, at.layer);
   f.items.clear();
   for (const FrameJob& job : f.frame.jobs) {
     f.items.push_back(job.item);
@@ -348,11 +357,10 @@ std::span<const uint16_t> Engine::Route(LayerRef at) noexcept {
       f.issue_order.push_back(number);
     }
   }
-  if (at.layer == NextSparse(0)) {
-    std::fill(f.first_votes.begin(), f.first_votes.end(), 0);
-    for (const FrameJob& job : f.frame.jobs) {
-      f.first_votes[static_cast<size_t>(job.expert)] = static_cast<uint32_t>(job.count);
-    }
+  if (IsMtp(at)) {
+    CountRows(f.frame, &f.draft_votes);
+  } else if (at.layer == NextSparse(0)) {
+    CountRows(f.frame, &f.first_votes);
   }
   return f.issue_order;
 }
@@ -363,17 +371,18 @@ void Engine::Lookahead(LayerRef at) noexcept {
   GraphFrame& f = At(at);
   const ModelConfig& c = model_.Config();
   int32_t next = at.layer + 1;
-  const bool wraps = NextSparse(next) >= c.layers;
-  if (wraps) next = NextSparse(0);
-  if (next >= c.layers || !c.Sparse(next)) return;
+  const bool known = NextSparse(next) < c.layers;
+  const bool drafts = drafts_ && !IsMtp(at);
+  if (!known) next = drafts ? c.layers : NextSparse(0);
+  if (next >= c.layers ? !drafts : !c.Sparse(next)) return;
   if (cache_->LayerReady(static_cast<uint16_t>(next))) return;
   std::fill(f.votes.begin(), f.votes.end(), 0);
-  if (wraps) {
-    // The next sweep's first experts cannot be computed yet. Those of this one that two rows chose
-    // are more likely than not to come again; a single row takes 35 to 45 % of its last experts.
-    for (size_t e = 0; e < f.votes.size(); ++e) {
-      f.votes[e] = f.first_votes[e] > 1 ? f.first_votes[e] : 0;
-    }
+  if (!known) {
+    // The next sweep's first experts cannot be computed yet, nor the MTP layer's. Those of the last
+    // time that two rows chose are more likely than not to come again; a single row takes 35 to 45
+    // % of its last experts.
+    const std::vector<uint32_t>& last = drafts ? f.draft_votes : f.first_votes;
+    for (size_t e = 0; e < f.votes.size(); ++e) f.votes[e] = last[e] > 1 ? last[e] : 0;
   } else {
     stages_.Predict(f.frame, next, false, f.predict_scratch, f.votes);
   }
@@ -435,17 +444,20 @@ NodeBodies::Next Engine::Combine(LayerRef at) noexcept {
 
 void Engine::Head(LayerRef at) noexcept {
   const Profile::Span span(profile_, NodeId::kHead, at.frame, at.layer);
-  stages_.Head(At(at).frame, drawer_);
+  LogitsSink& sink = IsMtp(at) ? static_cast<LogitsSink&>(draft_drawer_) : drawer_;
+  stages_.Head(At(at).frame, sink);
 }
 
-std::span<const Notice> Engine::Verify(LayerRef at) noexcept {
+NodeBodies::Verified Engine::Verify(LayerRef at) noexcept {
   const Profile::Span span(profile_, NodeId::kVerify, at.frame, at.layer);
   GraphFrame& f = At(at);
+  if (IsMtp(at)) return {{}, TakeDrafts(f)};
   const CacheStats now = cache_->Stats();
   const uint64_t requests = now.Asked() - f.before.Asked();
   FrameFigures figures;
-  figures.bytes_read = now.BytesRead() - f.before.BytesRead() + KvStats().bytes_read - f.kv_before;
-  figures.bytes_read += DenseFigures().Bytes() - f.dense_before;
+  const uint64_t read = BytesRead(now);
+  figures.bytes_read = read - f.bytes_before + std::exchange(f.draft_bytes, 0);
+  f.bytes_before = read;
   figures.hit_rate =
       requests == 0 ? 1.0
                     : static_cast<double>(now.hits - f.before.hits) / static_cast<double>(requests);
@@ -453,7 +465,7 @@ std::span<const Notice> Engine::Verify(LayerRef at) noexcept {
   AcceptTokens(
       f.frame, figures, [this](uint32_t file) { return PathOf(file); },
       [&](const Notice& notice) { f.notices.push_back(notice); });
-  return f.notices;
+  return {f.notices, BeginDrafts(f)};
 }
 
 void Engine::Release(FrameRef ref) noexcept {

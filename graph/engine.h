@@ -23,6 +23,7 @@
 #include "io/slot_pool.h"
 #include "runtime/delivery.h"
 #include "runtime/dense_stream.h"
+#include "runtime/draft.h"
 #include "runtime/embedding_rows.h"
 #include "runtime/frame.h"
 #include "runtime/kv_store.h"
@@ -63,6 +64,8 @@ struct EngineOptions {
   std::vector<SlotClass> slots;  // one for each of Model::ExpertClasses()
   bool prefetch = true;
   CachePolicyKind cache_policy = CachePolicyKind::kSweep;
+  // By the MTP layer, if the model has one: then its dense weights and the embedding are in memory.
+  DraftOptions drafts;
   std::vector<float> heat;             // of each expert (PolicyItems); empty: unknown
   RouteTraceWriter* routes = nullptr;  // takes every choice and guess; outlives the engine
   // What layers wait for besides what the engine makes itself; outlives it. Tests.
@@ -121,15 +124,20 @@ class Engine final : public NodeBodies {
   void SharedFfn(LayerRef at) noexcept override;
   Next Combine(LayerRef at) noexcept override;
   void Head(LayerRef at) noexcept override;
-  std::span<const Notice> Verify(LayerRef at) noexcept override;
+  Verified Verify(LayerRef at) noexcept override;
+  LayerRef Draft(FrameRef frame) noexcept override;
   void Release(FrameRef frame) noexcept override;
   void Deliver(const Notice& notice) noexcept override;
 
  private:
   // A frame and what the graph keeps beside it.
   struct GraphFrame {
-    GraphFrame(const Model& model, const FrameShape& shape) : frame(model, shape) {}
+    GraphFrame(const Model& model, const FrameShape& shape, int32_t page_tokens)
+        : frame(model, shape), pass(page_tokens, model.Config().index_share_for_mtp) {}
     Frame frame;
+    DraftPass pass;
+    int32_t draft_steps = 0;            // of this pass, so far
+    std::vector<int32_t> depths;        // that it is to draft, by sequence that asks
     std::atomic<int32_t> remaining{0};  // of the layer: jobs + shared_ffn + lookahead
     std::atomic<int32_t> awaited{0};    // of the layer: suppliers + layer_ready itself
     std::vector<uint16_t> issue_order;
@@ -138,22 +146,30 @@ class Engine final : public NodeBodies {
     std::vector<float> predict_scratch;
     std::vector<uint32_t> votes;        // [experts] for the next layer's experts
     std::vector<uint32_t> first_votes;  // [experts]: rows in the first sparse layer, this sweep
+    std::vector<uint32_t> draft_votes;  // [experts]: in the MTP layer, of the last draft step
     std::vector<uint16_t> hint_order;   // experts with votes
     std::vector<uint32_t> hint_items;   // the same as items
     CacheStats before;                  // when the frame was admitted
-    uint64_t kv_before = 0;             // bytes of KV read by then
-    uint64_t dense_before = 0;          // bytes of dense weights read by then
+    uint64_t bytes_before = 0;          // of all kinds read by then
+    uint64_t draft_bytes = 0;           // read while its drafts were made
   };
 
   void MakeSuppliers();
   KvStreamStats KvStats() const;
   DenseStats DenseFigures() const;
+  uint64_t BytesRead(const CacheStats& cache) const;
   std::string PathOf(uint32_t file) const;
   GraphFrame& At(LayerRef at) const;
   void OnReady(const ReadyItem& item);
   // A supplier's answer to an Await that returned false. Any thread.
   void LayerPartArrived(uint16_t frame, int32_t layer);
   int32_t NextSparse(int32_t layer) const;
+  bool IsMtp(LayerRef at) const { return at.layer >= model_.Config().layers; }
+  // True: a draft step follows.
+  bool BeginDrafts(GraphFrame& f);
+  bool TakeDrafts(GraphFrame& f);
+  void ChooseDepths(GraphFrame& f);
+  static void CountRows(const Frame& frame, std::vector<uint32_t>* votes);
   // For the route trace: what the router of sparse layer `layer` makes of the state as it is now.
   void RecordGuess(GraphFrame& f, int32_t layer, Guess way);
   void Hint(GraphFrame& f, int32_t layer);
@@ -172,6 +188,8 @@ class Engine final : public NodeBodies {
   Stages stages_;
   VocabMask mask_;
   TokenDrawer drawer_;
+  DraftDrawer draft_drawer_;
+  const bool drafts_;  // the MTP layer makes some
   Scheduler scheduler_;
   std::vector<std::unique_ptr<GraphFrame>> frames_;
   std::vector<std::atomic<uint64_t>> chosen_;  // by item

@@ -27,6 +27,7 @@ enum class NodeId : uint8_t {
   kCombine,
   kHead,
   kVerify,
+  kDraft,
   kDeliver,
   kCount
 };

@@ -23,7 +23,8 @@ class LayerSupplier {
   // Once, before everything else.
   virtual void Start(Arrived arrived) = 0;
   // The frame is about to compute attention of layer - 1, or it has just been filled and `layer` is
-  // 0. `layer` may be the number of layers: after this one a sweep begins.
+  // 0. `layer` may be the number of layers: after this one the MTP layer comes, once or several
+  // times, or a sweep begins.
   virtual void Prepare(Frame& frame, int32_t layer) = 0;
   // True: all that the layer needs is there. False: `arrived` is called once for it, perhaps before
   // this returns; from then on the frame may be somebody else's.

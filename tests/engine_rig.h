@@ -317,6 +317,7 @@ inline EngineOptions EngineOptionsOf(const TestModel& m, const RunConfig& c) {
   options.prefetch = c.prefetch;
   options.dense_windows = c.dense_windows;
   options.pause_after_puts = c.pauses;
+  options.drafts = DraftOptionsOf(c);
   for (const Model::ExpertClass& e : m.model.ExpertClasses()) {
     options.slots.push_back(
         {e.slot_bytes, c.slots == 0 ? e.experts : std::min(c.slots, e.experts)});
