@@ -44,6 +44,18 @@ KvStreaming StreamingOf(const Model& model, const EngineOptions& options) {
                        options.context);
 }
 
+GovernorOptions GovernorOptionsOf(const Model& model, const EngineOptions& options) {
+  const ModelConfig& c = model.Config();
+  GovernorOptions g;
+  g.experts = std::max(1, c.experts);
+  g.top_k = std::max(1, c.top_k);
+  g.layers = 0;
+  for (int32_t layer = 0; layer < c.layers; ++layer) g.layers += c.Sparse(layer) ? 1 : 0;
+  g.layers = std::max(1, g.layers);
+  g.most = options.drafts.most;
+  return g;
+}
+
 std::vector<CacheItem> ItemsOf(const Model& model) {
   std::vector<CacheItem> items(model.ExpertCount());
   for (uint32_t i = 0; i < model.ExpertCount(); ++i) {
@@ -97,6 +109,7 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
       expert_port_(hub_.AddPort()),
       wake_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (wake_fd_ < 0) throw IoError(fmt::format("eventfd: {}", std::strerror(errno)));
+  if (drafts_ && options.govern_drafts) governor_.emplace(GovernorOptionsOf(model, options));
   COLIBRI_CHECK(!drafts_ || (model.Residents().mtp && model.Residents().embedding));
   const FrameShape shape{options.scheduler.rows, options.context, options.threads};
   const auto experts = static_cast<size_t>(model.Config().experts);
@@ -279,6 +292,7 @@ Scheduler::Filled Engine::Admit(FrameRef ref) noexcept {
   f.bytes_before = BytesRead(f.before);
   const Scheduler::Filled filled = scheduler_.Fill(f.frame);
   if (filled.filled) {
+    f.start = {Clock::now(), profile_.Overlap()};
     for (LayerSupplier* s : suppliers_) s->Prepare(f.frame, 0);
   }
   Pause();  // a parked frame may be running again by now
@@ -465,6 +479,7 @@ NodeBodies::Verified Engine::Verify(LayerRef at) noexcept {
   AcceptTokens(
       f.frame, figures, [this](uint32_t file) { return PathOf(file); },
       [&](const Notice& notice) { f.notices.push_back(notice); });
+  TellGovernor(f);
   return {f.notices, BeginDrafts(f)};
 }
 

@@ -7,9 +7,13 @@
 #include <oneapi/tbb/global_control.h>
 #include <oneapi/tbb/task_arena.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +30,7 @@
 #include "runtime/draft.h"
 #include "runtime/embedding_rows.h"
 #include "runtime/frame.h"
+#include "runtime/governor.h"
 #include "runtime/kv_store.h"
 #include "runtime/kv_stream.h"
 #include "runtime/layer_supplier.h"
@@ -66,6 +71,9 @@ struct EngineOptions {
   CachePolicyKind cache_policy = CachePolicyKind::kSweep;
   // By the MTP layer, if the model has one: then its dense weights and the embedding are in memory.
   DraftOptions drafts;
+  bool govern_drafts = false;  // a Governor says how many, up to drafts.most
+  // Takes a line for the user. Any thread.
+  std::function<void(const std::string&)> say;
   std::vector<float> heat;             // of each expert (PolicyItems); empty: unknown
   RouteTraceWriter* routes = nullptr;  // takes every choice and guess; outlives the engine
   // What layers wait for besides what the engine makes itself; outlives it. Tests.
@@ -131,13 +139,21 @@ class Engine final : public NodeBodies {
 
  private:
   // A frame and what the graph keeps beside it.
+  struct SweepStart {
+    Clock::time_point time;
+    OverlapFigures overlap;
+  };
   struct GraphFrame {
     GraphFrame(const Model& model, const FrameShape& shape, int32_t page_tokens)
         : frame(model, shape), pass(page_tokens, model.Config().index_share_for_mtp) {}
     Frame frame;
     DraftPass pass;
-    int32_t draft_steps = 0;            // of this pass, so far
-    std::vector<int32_t> depths;        // that it is to draft, by sequence that asks
+    int32_t draft_steps = 0;  // of this pass, so far
+    int32_t base_rows = 0;    // of the frame that was verified: no drafts
+    SweepStart start;
+    Clock::time_point verified;         // and then its drafts were made
+    std::vector<uint32_t> asking;       // sequences that may have drafts
+    std::vector<int32_t> depths;        // and how many
     std::atomic<int32_t> remaining{0};  // of the layer: jobs + shared_ffn + lookahead
     std::atomic<int32_t> awaited{0};    // of the layer: suppliers + layer_ready itself
     std::vector<uint16_t> issue_order;
@@ -165,10 +181,12 @@ class Engine final : public NodeBodies {
   void LayerPartArrived(uint16_t frame, int32_t layer);
   int32_t NextSparse(int32_t layer) const;
   bool IsMtp(LayerRef at) const { return at.layer >= model_.Config().layers; }
+  void TellGovernor(GraphFrame& f);
   // True: a draft step follows.
   bool BeginDrafts(GraphFrame& f);
   bool TakeDrafts(GraphFrame& f);
   void ChooseDepths(GraphFrame& f);
+  void CountStep(const GraphFrame& f);
   static void CountRows(const Frame& frame, std::vector<uint32_t>* votes);
   // For the route trace: what the router of sparse layer `layer` makes of the state as it is now.
   void RecordGuess(GraphFrame& f, int32_t layer, Guess way);
@@ -190,6 +208,11 @@ class Engine final : public NodeBodies {
   TokenDrawer drawer_;
   DraftDrawer draft_drawer_;
   const bool drafts_;  // the MTP layer makes some
+  std::mutex governor_mutex_;
+  std::optional<Governor> governor_;                // under the mutex, as what follows
+  std::array<int32_t, kMaxDrafts> step_rows_ = {};  // of draft steps since the last sweep's end
+  double step_seconds_ = 0;
+  std::atomic<bool> noise_{false};  // the governor wants no more drafts
   Scheduler scheduler_;
   std::vector<std::unique_ptr<GraphFrame>> frames_;
   std::vector<std::atomic<uint64_t>> chosen_;  // by item

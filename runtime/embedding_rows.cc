@@ -119,8 +119,10 @@ void EmbeddingRows::Begin(Frame& frame, int32_t layer) {
     float* x = frame.x + r * hidden;
     if (result.error != 0) {
       FrameSequence& sequence = frame.sequences[static_cast<size_t>(frame.rows[r].sequence)];
-      sequence.error = result;
-      sequence.failed = FailedRead::kEmbedding;
+      if (!frame.rows[r].draft) {  // why a draft was rejected is never told
+        sequence.error = result;
+        sequence.failed = FailedRead::kEmbedding;
+      }
       MarkFailed(frame, r, RowState::kReadFailed, layer);
       std::fill(x, x + hidden, 0.0f);
       continue;

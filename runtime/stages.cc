@@ -196,8 +196,10 @@ void Stages::Combine(Frame& frame, int32_t layer) const {
     for (int32_t i = job.first; i < job.first + job.count; ++i) {
       const auto row = S(frame.job_rows[S(i)]);
       FrameSequence& sequence = frame.sequences[S(frame.rows[row].sequence)];
-      sequence.error = job.error;
-      sequence.failed = FailedRead::kExpert;
+      if (!frame.rows[row].draft) {  // why a draft was rejected is never told
+        sequence.error = job.error;
+        sequence.failed = FailedRead::kExpert;
+      }
       MarkFailed(frame, row, RowState::kReadFailed, layer);
     }
   }

@@ -103,6 +103,7 @@ struct RunConfig {
   int32_t dense_windows = 0;  // where the model streams dense weights; 0: as many as serve
   int32_t drafts = 0;         // most of a sequence
   bool random_depth = false;  // up to so many, else always so many
+  bool governed = false;      // or as many as a governor says; the graph only
   // Drafts are then some of these tokens and some that are wrong.
   const Answers* answers = nullptr;
   KvType kv_type = KvType::kBF16;
@@ -119,7 +120,11 @@ struct RunConfig {
         "{}{}{}",
         threads, slots, frames, rows, prefill_rows, page_tokens, kv_pages, sequences, prefetch,
         pauses, slow_output, kv_ram_layers, dense_windows, share_prefixes, static_cast<int>(reader),
-        seed, drafts, random_depth ? " at random" : "", answers != nullptr ? " of answers" : "");
+        seed, drafts,
+        random_depth ? " at random"
+        : governed   ? " governed"
+                     : "",
+        answers != nullptr ? " of answers" : "");
   }
 };
 
@@ -318,6 +323,7 @@ inline EngineOptions EngineOptionsOf(const TestModel& m, const RunConfig& c) {
   options.dense_windows = c.dense_windows;
   options.pause_after_puts = c.pauses;
   options.drafts = DraftOptionsOf(c);
+  options.govern_drafts = c.governed;
   for (const Model::ExpertClass& e : m.model.ExpertClasses()) {
     options.slots.push_back(
         {e.slot_bytes, c.slots == 0 ? e.experts : std::min(c.slots, e.experts)});

@@ -2,7 +2,12 @@
 // the flow graph, whoever makes them and however many.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <map>
 #include <numeric>
+#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -78,7 +83,7 @@ TEST_CASE("the graph gives the bytes of a run without drafts in every configurat
   uint32_t seed = 0;
   for (const auto& n :
        Pairwise({depths.size(), threads.size(), frames.size(), slots.size(), ram_layers.size(),
-                 rows.size(), pages.size(), sequences.size(), 2, 2, 2, 2, 2, 2})) {
+                 rows.size(), pages.size(), sequences.size(), 3, 2, 2, 2, 2, 2})) {
     RunConfig c;
     c.seed = ++seed;
     c.drafts = depths[n[0]];
@@ -95,10 +100,11 @@ TEST_CASE("the graph gives the bytes of a run without drafts in every configurat
     if (n[11] == 0) c.kv_pages = (c.context + c.page_tokens - 1) / c.page_tokens + 4;
     c.pauses = n[12] == 0;
     c.prefetch = n[13] == 0;
+    c.governed = n[8] == 2;
     INFO(c.Text());
     const Outcome got = RunGraph(SmallModel(), c, lines);
     CheckSameLines(got, expected);
-    CHECK((Drafted(got) > 0) == (c.drafts > 0));
+    if (!c.governed) CHECK((Drafted(got) > 0) == (c.drafts > 0));
     if (c.drafts > 0) accepted += Accepted(got);
     if (c.drafts > 0) preemptions += got.stats.scheduler.preemptions;
     if (c.drafts > 0) written += got.stats.kv.bytes_written;
@@ -123,6 +129,81 @@ TEST_CASE("the graph drafts what the sequential engine drafts") {
     CHECK(got.stats.scheduler.drafted == expected.stats.scheduler.drafted);
     CHECK(got.stats.scheduler.accepted == expected.stats.scheduler.accepted);
     if (m == &DemoModel()) CHECK(Accepted(got) > 0);
+  }
+}
+
+TEST_CASE("experts of the MTP layer that cannot be read end drafts and fail no line") {
+  const TestModel& m = SmallModel();
+  const std::vector<TestLine> lines = Lines();
+  const Outcome expected = LineByLine(m, lines);
+  const uint32_t first = m.model.ExpertItem(m.model.Config().layers, 0);
+  uint64_t before = UINT64_MAX;
+  for (const uint32_t readable : {16u, 0u}) {
+    std::set<std::vector<uint64_t>> broken;
+    const auto key = [](std::span<const Extent> extents) {
+      std::vector<uint64_t> all;  // small experts share their first page with neighbours
+      for (const Extent& e : extents) all.insert(all.end(), {e.file, e.offset, e.bytes});
+      return all;
+    };
+    for (uint32_t item = first + readable; item < m.model.ExpertCount(); ++item) {
+      broken.insert(key(m.model.Expert(item).extents));
+    }
+    for (const int32_t threads : {1, 2}) {
+      RunConfig c;
+      c.threads = threads;
+      c.frames = threads;
+      c.drafts = 4;
+      c.pauses = true;
+      c.slots = 4;
+      INFO(c.Text());
+      RunHooks hooks;
+      hooks.fault = [&](const ReadJob& job) { return broken.contains(key(job.extents)) ? EIO : 0; };
+      const Outcome got = RunGraph(m, c, lines, hooks);
+      CheckSameLines(got, expected);
+      CHECK((Drafted(got) > 0) == (readable > 0));
+      CHECK(Drafted(got) < before);
+    }
+    before = readable > 0 ? 1 : before;
+  }
+}
+
+TEST_CASE("an expert that cannot be read fails the lines that need it, and none for a draft") {
+  const TestModel& m = SmallModel();
+  std::vector<TestLine> lines = Lines();
+  for (TestLine& line : lines) {
+    line.request.prompt.resize(std::min<size_t>(line.request.prompt.size(), 3));
+    line.request.max_tokens = std::min(line.request.max_tokens, 5);
+  }
+  const Outcome whole = LineByLine(m, lines);
+  const Answers answers = AnswersOf(m, lines);
+  std::map<uint64_t, std::string> errors;
+  uint32_t item = m.model.ExpertItem(2, 0);
+  while (errors.empty() || errors.size() > lines.size() / 2) {
+    errors = ErrorsOf(LineByLine(m, lines, {++item}));
+    REQUIRE(item < m.model.ExpertCount());
+  }
+  std::vector<uint64_t> failed;
+  for (const auto& [line, code] : errors) failed.push_back(line);
+  const std::vector<Extent>& extents = m.model.Expert(item).extents;
+  for (const int32_t threads : {1, 2, 4}) {
+    RunConfig c;
+    c.threads = threads;
+    c.frames = threads == 2 ? 2 : 1;
+    c.drafts = 4;
+    c.answers = &answers;
+    c.pauses = true;
+    c.slots = 4;
+    INFO(c.Text());
+    RunHooks hooks;
+    hooks.fault = [&](const ReadJob& job) {
+      const bool same =
+          std::equal(job.extents.begin(), job.extents.end(), extents.begin(), extents.end());
+      return same ? EIO : 0;
+    };
+    const Outcome got = RunGraph(m, c, lines, hooks);
+    CHECK(ErrorsOf(got) == errors);
+    CheckSameLines(got, whole, failed);
+    CHECK(Accepted(got) > 0);
   }
 }
 
