@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "io/error.h"
+#include "runtime/draft.h"
 
 namespace colibri {
 namespace {
@@ -336,7 +337,10 @@ class FlagSet {
     Choice("--activations", &options_.f32_activations, {{"auto", false}, {"f32", true}},
            "Activations that enter quantised weights: auto (int8, two planes of it into attention) "
            "or f32");
-    Choice("--draft", &draft_, {{"off", "off"}}, "Speculative drafts (only off in this version)");
+    Parsed("--draft", "off|auto|N", fmt::format("off, auto or a number from 1 to {}", kMaxDrafts),
+           "Tokens guessed by the MTP layer and verified together; auto: as many as pay (default: "
+           "off)",
+           [this](const std::string& text) { return SetDrafts(text); });
     Count("--threads", &options_.threads, 1, 4096, "Compute threads (default: physical cores)");
     Count("--frames", &options_.frames, 1, 64, "Frames in flight (default: 1)");
     Count("--max-rows", &options_.max_rows, 1, kMany,
@@ -365,6 +369,15 @@ class FlagSet {
     Value("--route-trace", &options_.route_trace,
           "Write which experts were chosen and guessed, for colibri-bench replay")
         ->type_name("FILE");
+  }
+
+  bool SetDrafts(const std::string& text) {
+    options_.draft_auto = text == "auto";
+    options_.drafts = options_.draft_auto ? kMaxDrafts : 0;
+    if (options_.draft_auto || text == "off") return true;
+    if (text.size() != 1 || text[0] < '1' || text[0] > '0' + kMaxDrafts) return false;
+    options_.drafts = text[0] - '0';
+    return true;
   }
 
   bool SetResident(const std::string& text) {
@@ -402,7 +415,7 @@ class FlagSet {
                 "colibri-run"};
   RunOptions& options_;
   std::string group_;
-  std::string input_format_ = "auto", thinking_ = "on", draft_ = "off";
+  std::string input_format_ = "auto", thinking_ = "on";
 };
 
 void RefuseIf(bool nonsense, const std::string& why) {

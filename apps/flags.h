@@ -75,6 +75,8 @@ struct RunOptions {
   uint64_t io_limit = 0;  // bytes a second; 0: none
   OnOffAuto direct = OnOffAuto::kAuto, prefetch = OnOffAuto::kAuto;
   int32_t prefetch_depth = 0;
+  int32_t drafts = 0;       // most of a sequence
+  bool draft_auto = false;  // a governor says how many
   std::string cache_policy = "auto";
   std::string usage = "auto";  // auto, off or a file
   std::string route_trace;     // file; "": none

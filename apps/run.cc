@@ -261,6 +261,7 @@ int Generate(Job job, Signals& signals) {
   Say(fmt::format("mode: {} threads, {}, {}, {} reads, prefetch {}", job.plan.threads, SimdTarget(),
                   engine.ReaderName(), DirectReads(o, job.plan) ? "direct" : "buffered",
                   Prefetches(o, job.plan) ? "on" : "off"));
+  if (o.drafts > 0 && !job.plan.resident.mtp) Say("no drafts: the model has no MTP layer");
   SharedTally tally;
   OutputWriter::Options writer_options;
   OutputWriter* writer_pointer = nullptr;

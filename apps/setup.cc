@@ -69,6 +69,7 @@ PlanRequest PlanRequestOf(const RunOptions& o) {
         o.slots->percent ? o.slots->value / 100 : o.slots->value;
   }
   r.dense = o.resident;
+  r.drafts = o.drafts > 0;
   r.threads = o.threads > 0 ? o.threads : ThreadsOfMachine();
   r.frames = o.frames;
   r.rows = o.max_rows;
@@ -100,6 +101,10 @@ EngineOptions EngineOptionsOf(const RunOptions& o, const Plan& plan) {
   e.dense_windows = plan.dense_windows;
   e.slots = plan.slot_classes;
   e.prefetch = Prefetches(o, plan);
+  // The plan knows whether the model can make any.
+  if (plan.resident.mtp) e.drafts.most = o.drafts;
+  e.govern_drafts = o.draft_auto;
+  e.say = [](const std::string& line) { Say(line); };
   // auto is sweep: it reads the fewest bytes for narrow and for wide frames (bench/README.md).
   if (const auto policy = ParseCachePolicy(o.cache_policy)) e.cache_policy = *policy;
   return e;

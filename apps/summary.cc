@@ -92,6 +92,9 @@ std::string MachineSummary(const EngineStats& stats, const Plan& plan) {
     text = fmt::format("prompts: {} of {} tokens shared with others before them\n",
                        lines.cached_tokens, lines.prompt_tokens);
   }
+  if (const std::string drafts = DraftsText(lines); !drafts.empty()) {
+    text += fmt::format("drafts: {}\n", drafts);
+  }
   text += fmt::format("{} read, {}/s; experts: {:.1f} % hits of {}; hints {} read, {} used\n",
                       SizeText(read), SizeText(static_cast<uint64_t>(a_second)), 100 * c.HitRate(),
                       c.Asked(), c.hints_read, c.hints_used);

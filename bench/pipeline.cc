@@ -70,6 +70,10 @@ Counts Since(const Counts& before, const Counts& all) {
   s.prompt_tokens -= before.stats.scheduler.prompt_tokens;
   s.frames_filled -= before.stats.scheduler.frames_filled;
   s.rows -= before.stats.scheduler.rows;
+  for (size_t i = 0; i < kMaxDrafts; ++i) {
+    s.drafted[i] -= before.stats.scheduler.drafted[i];
+    s.accepted[i] -= before.stats.scheduler.accepted[i];
+  }
   return c;
 }
 
@@ -274,6 +278,16 @@ std::vector<Row> Rows(const Figures& f, const PipelineOptions& options) {
   number("tokens/s", Ratio(static_cast<double>(f.tokens), stats.seconds),
          fmt::format("{} generated, {} prompt, {} frames", f.tokens, stats.scheduler.prompt_tokens,
                      stats.scheduler.frames_filled));
+  uint64_t drafted = 0, accepted = 0;
+  for (size_t i = 0; i < kMaxDrafts; ++i) {
+    drafted += stats.scheduler.drafted[i];
+    accepted += stats.scheduler.accepted[i];
+  }
+  if (drafted > 0) {
+    number("drafts accepted",
+           100 * Ratio(static_cast<double>(accepted), static_cast<double>(drafted)),
+           "%: " + DraftsText(stats.scheduler));
+  }
   number(
       "peak MB", static_cast<double>(PeakResidentBytes()) / 1e6,
       fmt::format("planned {:.1f}, budget {:.1f}", static_cast<double>(options.plan.Total()) / 1e6,

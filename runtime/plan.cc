@@ -11,6 +11,7 @@
 
 #include "io/error.h"
 #include "runtime/dense_stream.h"
+#include "runtime/draft.h"
 #include "runtime/embedding_rows.h"
 #include "runtime/frame.h"
 #include "runtime/line_limits.h"
@@ -83,9 +84,11 @@ uint64_t SlotBytes(const std::vector<SlotClass>& classes) {
   return bytes;
 }
 
+bool Drafts(const Model& model, const PlanRequest& r) { return r.drafts && model.HasMtp(); }
+
 // Without drafts nothing asks for the experts of the MTP layer.
-bool Used(const Model& model, const Model::ExpertClass& c) {
-  return c.first_layer < model.Config().layers;
+bool Used(const Model& model, const PlanRequest& r, const Model::ExpertClass& c) {
+  return c.first_layer < model.Config().layers || Drafts(model, r);
 }
 
 // By hand, or what fits into `room`: one slot of each class, then to every class its share.
@@ -95,7 +98,7 @@ std::vector<SlotClass> SlotsFor(const Model& model, const PlanRequest& r, uint64
   for (const Model::ExpertClass& c : model.ExpertClasses()) {
     const auto bytes = static_cast<double>(c.slot_bytes);
     ones += bytes;
-    if (Used(model, c)) more += bytes * (c.experts - 1);
+    if (Used(model, r, c)) more += bytes * (c.experts - 1);
   }
   const double rest = std::max(0.0, static_cast<double>(room) - ones);
   const double share = more > 0 ? std::min(1.0, rest / more) : 0;
@@ -105,7 +108,7 @@ std::vector<SlotClass> SlotsFor(const Model& model, const PlanRequest& r, uint64
       count = *r.slot_count;
     } else if (r.slot_share) {
       count = std::ceil(*r.slot_share * c.experts);
-    } else if (Used(model, c)) {
+    } else if (Used(model, r, c)) {
       count = 1 + std::floor(share * (c.experts - 1));
     }
     count = std::clamp(count, 1.0, static_cast<double>(c.experts));
@@ -134,15 +137,16 @@ uint64_t UsableRows(const PlanRequest& r, int32_t context) {
   uint64_t answers = r.answers.value_or(uint64_t{1} << 30);
   if (r.sequences > 0) answers = std::min(answers, N(r.sequences));
   uint64_t rows = std::max<uint64_t>(1, answers) * N(MostTokens(r, context));
-  if (r.prompt_tokens > 0) rows = std::min(rows, std::max(r.prompt_tokens, answers));
+  const uint64_t decode = answers * (r.drafts ? 1 + kMaxDrafts : 1);
+  if (r.prompt_tokens > 0) rows = std::min(rows, std::max(r.prompt_tokens, decode));
   return rows;
 }
 
 // A row alone reads so many bytes of experts, all rows together what they choose of them.
-double BytesAlone(const Model& model) {
+double BytesAlone(const Model& model, const PlanRequest& r) {
   double bytes = 0;
   for (const Model::ExpertClass& c : model.ExpertClasses()) {
-    if (Used(model, c)) bytes += static_cast<double>(c.slot_bytes) * c.experts;
+    if (Used(model, r, c)) bytes += static_cast<double>(c.slot_bytes) * c.experts;
   }
   return bytes * model.Config().top_k / std::max(1, model.Config().experts);
 }
@@ -172,7 +176,7 @@ void Estimate(const Model& model, const PlanRequest& r, Plan* p) {
   double all = 0, resident = 0;
   for (size_t i = 0; i < p->slot_classes.size(); ++i) {
     const Model::ExpertClass& e = model.ExpertClasses()[i];
-    if (!Used(model, e)) continue;
+    if (!Used(model, r, e)) continue;
     all += static_cast<double>(e.slot_bytes) * e.experts;
     resident += static_cast<double>(e.slot_bytes) * p->slot_classes[i].count;
   }
@@ -192,7 +196,7 @@ void Estimate(const Model& model, const PlanRequest& r, Plan* p) {
 double RowCost(const Model& model, const PlanRequest& r, const Plan& p) {
   if (r.speeds) return SecondsARow(model, r, p);
   const double reads = static_cast<double>(p.sweep_bytes) / p.filled_rows;
-  return std::max(reads, BytesAlone(model) * kRowArithmetic * (1 + kNarrowRows / p.filled_rows));
+  return std::max(reads, BytesAlone(model, r) * kRowArithmetic * (1 + kNarrowRows / p.filled_rows));
 }
 
 void SetPages(const Model& model, const PlanRequest& r, uint64_t pages, Plan* p) {
@@ -295,7 +299,7 @@ void ShareOut(const Model& model, const PlanRequest& r, Plan* p) {
   // Of slots a quarter of a layer is kept, so that reading goes on while attention computes.
   uint64_t streaming = 0;
   for (const Model::ExpertClass& c : model.ExpertClasses()) {
-    if (Used(model, c))
+    if (Used(model, r, c))
       streaming = std::max(streaming, c.slot_bytes * N(model.Config().experts / 4));
   }
   const Plan least = *p;
@@ -317,16 +321,18 @@ void ShareOut(const Model& model, const PlanRequest& r, Plan* p) {
   if (must || RowCost(model, r, *streamed) < kWiderGain * RowCost(model, r, *p)) *p = *streamed;
 }
 
-// Without drafts nothing of the MTP layer is needed.
-void SetResident(const Model& model, int32_t layers, bool embedding, Plan* p) {
-  p->resident = {layers, embedding, false};
+// Without drafts nothing of the MTP layer is needed; its input are rows of the embedding.
+void SetResident(const Model& model, const PlanRequest& r, int32_t layers, bool embedding,
+                 Plan* p) {
+  const bool drafts = Drafts(model, r);
+  p->resident = {layers, embedding || drafts, drafts};
   p->dense_windows = DenseStream::Windows(model, p->resident, p->frames);
   p->dense = model.DenseBytes(p->resident) +
              N(p->dense_windows) * DenseStream::WindowBytes(model, p->resident);
 }
 
-Plan NoneResident(const Model& model, Plan p) {
-  SetResident(model, 0, false, &p);
+Plan NoneResident(const Model& model, const PlanRequest& r, Plan p) {
+  SetResident(model, r, 0, false, &p);
   return p;
 }
 
@@ -357,7 +363,7 @@ Plan NoneResident(const Model& model, Plan p) {
   PlanRequest one = r;
   one.frames = 1;
   gain("--frames 1", p.scratch, Scratch(model, one, p, p.rows, p.sequences, p.context));
-  gain("--resident none", p.dense, NoneResident(model, p).dense);
+  gain("--resident none", p.dense, NoneResident(model, r, p).dense);
   one.slot_share.reset();
   one.slot_count = 1;
   gain("--slots 1", p.slots, SlotBytes(SlotsFor(model, one, 0)));
@@ -433,7 +439,7 @@ Plan BestResident(const Model& model, const PlanRequest& r, const Plan& empty) {
   std::vector<Plan> tried;
   const auto add = [&](int32_t resident, bool embedding) {
     tried.push_back(empty);
-    SetResident(model, resident, embedding, &tried.back());
+    SetResident(model, r, resident, embedding, &tried.back());
   };
   add(layers, true);
   const int32_t step = r.dense ? 1 : std::max(1, layers / kSplits);
@@ -499,7 +505,7 @@ void NoteUnused(const Model& model, const PlanRequest& asked, const Plan& p, con
     const SlotClass& slots = p.slot_classes[i];
     const double more = asked.slot_count.value_or(0) - slots.count;
     if (more > 0) beyond += static_cast<uint64_t>(more * static_cast<double>(slots.bytes));
-    if (Used(model, model.ExpertClasses()[i])) continue;
+    if (Used(model, asked, model.ExpertClasses()[i])) continue;
     note(
         "--slots",
         fmt::format("{} are for experts of the MTP layer, which nothing asks for; all but one take",
@@ -558,7 +564,7 @@ Plan MakePlan(const Model& model, const PlanRequest& asked) {
   if (r.speeds) p.prediction = PredictionOf(model, r, p);
   for (const SlotClass& s : p.slot_classes) p.slot_total += s.count;
   for (const Model::ExpertClass& e : model.ExpertClasses()) {
-    p.expert_total += Used(model, e) || r.slot_count || r.slot_share ? e.experts : 1;
+    p.expert_total += Used(model, r, e) || r.slot_count || r.slot_share ? e.experts : 1;
   }
   const Note note = [&p](const std::string& flag, const std::string& why, uint64_t bytes) {
     if (bytes >= kMiB) p.wasted.push_back(fmt::format("{}: {} {}", flag, why, SizeText(bytes)));

@@ -45,6 +45,7 @@ struct PlanRequest {
   size_t token_bytes = 16;   // the longest token's: Tokenizer::MostBytes(1)
   bool logprobs = true;      // lines may ask for them
   bool held_back = false;    // records wait in memory for their turn
+  bool drafts = false;       // the MTP layer, where there is one, makes some
   bool reads_ahead = false;  // lines are read before there is a sequence for them
   int32_t page_tokens = kDefaultPageTokens;
   KvType kv_type = KvType::kBF16;

@@ -30,6 +30,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "runtime/draft.h"
@@ -88,6 +89,10 @@ struct SchedulerStats {
   int32_t running = 0;  // sequences with a line
   bool input_open = true;
 };
+
+// Drafts in one line: how many, and the share of those at each position that was accepted. ""
+// without any.
+std::string DraftsText(const SchedulerStats& stats);
 
 // What a sequence under way may still need, as of the end of its last sweep.
 struct SequenceLeft {

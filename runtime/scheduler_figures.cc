@@ -1,7 +1,25 @@
 // What the scheduler tells of its work: totals, and what sequences may still need.
+#include <fmt/format.h>
+
 #include "runtime/scheduler.h"
 
 namespace colibri {
+
+std::string DraftsText(const SchedulerStats& stats) {
+  uint64_t drafted = 0, accepted = 0;
+  std::string shares;
+  for (size_t i = 0; i < stats.drafted.size(); ++i) {
+    if (stats.drafted[i] == 0) break;
+    drafted += stats.drafted[i];
+    accepted += stats.accepted[i];
+    shares += fmt::format(
+        "{}{:.0f}", i > 0 ? ", " : "",
+        100 * static_cast<double>(stats.accepted[i]) / static_cast<double>(stats.drafted[i]));
+  }
+  if (drafted == 0) return "";
+  return fmt::format("{} of {} accepted; {} % of those at each position", accepted, drafted,
+                     shares);
+}
 
 void Scheduler::CountDrafts(const FrameSequence& place) {
   for (int32_t d = 0; d < place.drafts; ++d) {

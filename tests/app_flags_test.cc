@@ -288,8 +288,9 @@ TEST_CASE("values out of range are refused with the flag and what was expected")
   CHECK(RefusedBy({"--threads", "0"}, "--threads"));
   CHECK(RefusedBy({"--io", "mmap"}, "auto|uring|pread"));
   CHECK(RefusedBy({"--io-limit", "0"}, "--io-limit"));
-  CHECK(RefusedBy({"--draft", "auto"}, "--draft"));
-  CHECK(RefusedBy({"--draft", "4"}, "--draft"));
+  CHECK(RefusedBy({"--draft", "0"}, "--draft"));
+  CHECK(RefusedBy({"--draft", "5"}, "--draft"));
+  CHECK(RefusedBy({"--draft", "on"}, "off, auto or a number from 1 to 4"));
   CHECK(RefusedBy({"--effort", "medium"}, "high|max|none"));
   CHECK(RefusedBy({"--kv", "fp8"}, "bf16|f32"));
 }

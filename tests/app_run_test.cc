@@ -213,7 +213,7 @@ TEST_CASE("usage errors exit with 2 and help with 0") {
 }
 
 TEST_CASE("flags whose feature is not there are refused by name, never ignored") {
-  const std::vector<Words> flags = {{"--cache-policy", "fixed"}, {"--draft", "2"}};
+  const std::vector<Words> flags = {{"--cache-policy", "fixed"}, {"--draft", "9"}};
   for (const Words& flag : flags) {
     Words all = With({"-p", "Hello"});
     all.insert(all.end(), flag.begin(), flag.end());

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "io/error.h"
+#include "runtime/draft.h"
 #include "runtime/frame.h"
 #include "runtime/line_limits.h"
 #include "runtime/model_writer.h"
@@ -204,6 +205,23 @@ TEST_CASE("the total of every plan stays below the budget less its margin") {
       for (const SlotClass& s : p.slot_classes) CHECK(s.count >= 1);
     }
   }
+}
+
+TEST_CASE("with drafts the MTP layer and the embedding are in memory and rows have room for them") {
+  PlanRequest r = Wanted(20'000 * kMiB);
+  r.answers = 2;
+  r.prompt_tokens = 2;
+  const Plan off = MakePlan(SmallModel(), r);
+  CHECK_FALSE(off.resident.mtp);
+  r.drafts = true;
+  const Plan on = MakePlan(SmallModel(), r);
+  CHECK(on.resident.mtp);
+  CHECK(on.dense == SmallModel().DenseBytes(on.resident));
+  CHECK(on.dense > off.dense);
+  CHECK(on.rows == off.rows + 2 * kMaxDrafts);
+  CHECK(on.slot_total == SmallModel().ExpertCount());
+  r.dense = 0;
+  CHECK(MakePlan(SmallModel(), r).resident == DenseResidents{0, true, true});
 }
 
 TEST_CASE("little memory makes frames narrow, much makes every expert resident") {
