@@ -128,6 +128,7 @@ void Deliverer::FinishLine(Sequence& s) {
   if (s.error && !line.error) line.error = s.error;
   line.admitted = std::min(line.admitted, s.admitted);
   line.cached = std::min(line.cached, std::max(0, s.cached));
+  line.drafts_offered += s.drafts_offered;
   line.drafts_accepted += s.drafts_accepted;
   line.finished.push_back(ChoiceOf(s));
   if (--line.open_choices > 0) return options_.close(s.index);
@@ -135,6 +136,7 @@ void Deliverer::FinishLine(Sequence& s) {
             [](const Choice& a, const Choice& b) { return a.index < b.index; });
   LineFigures figures = FiguresOf(s);
   figures.cached_tokens = line.cached;
+  figures.drafts_offered = line.drafts_offered;
   figures.drafts_accepted = line.drafts_accepted;
   Push(line, figures, s.index);
 }

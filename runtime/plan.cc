@@ -50,8 +50,9 @@ uint64_t N(int32_t v) { return static_cast<uint64_t>(v); }
 uint64_t Scratch(const Model& model, const PlanRequest& r, const Plan& p, int32_t rows,
                  int32_t sequences, int32_t context) {
   const FrameShape shape{rows, context, r.threads};
-  const uint64_t sampling =
-      N(r.threads) * N(model.Config().vocab) * 2 * sizeof(SampleScratch::Entry);
+  const uint64_t sampling = N(r.threads) * N(model.Config().vocab) * 2 *
+                            sizeof(SampleScratch::Entry) *
+                            (p.resident.mtp ? 2 : 1);  // tokens and drafts
   const uint64_t tokens = N(sequences) * N(context) * sizeof(int32_t);
   const uint64_t embedding = p.resident.embedding ? 0 : EmbeddingRows::Bytes(model, r.frames, rows);
   return N(r.frames) * shape.Bytes(model) + sampling + tokens + embedding;

@@ -233,6 +233,7 @@ Json Figures(const Request& request, const LineFigures& figures, const RecordCon
           {"tokens_per_second", Number(figures.tokens_per_second)},
           {"bytes_read", figures.bytes_read},
           {"hit_rate", Number(figures.hit_rate)},
+          {"drafts_offered", figures.drafts_offered},
           {"drafts_accepted", figures.drafts_accepted},
           {"cached_tokens", figures.cached_tokens},
           {"warnings", std::move(built->warnings)},

@@ -117,7 +117,7 @@ struct LineFigures {
   double tokens_per_second = 0;
   uint64_t bytes_read = 0;  // by sweeps the line took part in, divided by their rows
   double hit_rate = 0;
-  int32_t drafts_accepted = 0;
+  int32_t drafts_offered = 0, drafts_accepted = 0;
   int32_t cached_tokens = 0;  // of the prompt, found stored; of several choices the least
 };
 

@@ -20,7 +20,7 @@ namespace colibri {
 
 using Clock = std::chrono::steady_clock;
 
-// What the choices of one line share. `finished`, `admitted`, `cached` and `drafts_accepted` belong
+// What the choices of one line share. `finished`, `admitted`, `cached` and the drafts belong
 // to the deliverer alone.
 struct LineState {
   Request request;
@@ -30,7 +30,7 @@ struct LineState {
   uint64_t charge = 0;  // taken from the scheduler's pool until the last sequence is closed
   Clock::time_point admitted = Clock::time_point::max();  // of the finished choices, the earliest
   int32_t cached = INT32_MAX;                             // likewise the least
-  int32_t drafts_accepted = 0;                            // and their sum
+  int32_t drafts_offered = 0, drafts_accepted = 0;        // and their sums
 };
 
 struct Sequence {

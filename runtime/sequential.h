@@ -19,7 +19,7 @@ struct SequentialOptions {
   int32_t kv_pages = 0;        // at least those of one whole context
   int32_t page_tokens = kDefaultPageTokens;
   KvType kv_type = KvType::kBF16;
-  DraftOptions drafts;  // by the MTP layer, where the model has one
+  DraftOptions drafts;            // by the MTP layer, where the model has one
   std::vector<uint32_t> failing;  // experts whose reads are to fail with EIO, by item
 };
 

@@ -333,16 +333,18 @@ TEST_CASE("no number is NaN or infinite") {
 }
 
 TEST_CASE("figures and effective modes are in x_colibri") {
-  LineFigures figures{1.5, 2.25, 4096, 0.5, 3, 8};
+  LineFigures figures{1.5, 2.25, 4096, 0.5, 5, 3, 8};
   const Json x =
       Parse(BuildRecord(ChatRequest(), std::vector<Choice>{}, figures, Context()))["x_colibri"];
   CHECK(Keys(x) == Words{"stop_causes", "matched_stops", "thinking", "effort",
                          "seconds_to_first_token", "tokens_per_second", "bytes_read", "hit_rate",
-                         "drafts_accepted", "cached_tokens", "warnings", "simd", "engine"});
+                         "drafts_offered", "drafts_accepted", "cached_tokens", "warnings", "simd",
+                         "engine"});
   CHECK(x["seconds_to_first_token"] == 1.5);
   CHECK(x["tokens_per_second"] == 2.25);
   CHECK(x["bytes_read"] == 4096);
   CHECK(x["hit_rate"] == 0.5);
+  CHECK(x["drafts_offered"] == 5);
   CHECK(x["drafts_accepted"] == 3);
   CHECK(x["cached_tokens"] == 8);
   CHECK(x["simd"] == "AVX2");
@@ -359,7 +361,7 @@ TEST_CASE("the bytes of a line depend on the request and the tokens alone") {
   other.created = 1;
   other.simd_target = "SSE4";
   other.model = "else";
-  const std::string there = BuildRecord(request, choices, LineFigures{1, 2, 3, 0.5, 4, 5}, other);
+  const std::string there = BuildRecord(request, choices, LineFigures{1, 2, 3, 0.5, 4, 4, 5}, other);
   CHECK(here != there);
   CHECK(LineBytes(here) == LineBytes(there));
   CHECK(Keys(Json::parse(LineBytes(here))) == Words{"custom_id", "status", "choices", "usage"});
