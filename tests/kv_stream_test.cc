@@ -512,7 +512,7 @@ TEST_CASE("through any order of sweeps, transfers and faults every page holds wh
           const auto more = [&] { return rig.kv.PagesFor(user.stored + rows + drafts) - held; };
           while (more() > std::min(rig.kv.FreePages(), rig.kv.FreeHotSlots())) --drafts;
           left -= drafts;
-          rig.Place(frame, user, rows, drafts, below(static_cast<uint32_t>(drafts) + 1));
+          rig.Place(frame, user, rows, drafts, below(drafts + 1));
           inside[f].push_back(&user);
         }
         if (inside[f].empty()) {

@@ -565,7 +565,7 @@ TEST_CASE("a memory for KV by hand is not exceeded, and what it lacks is on the 
   const Plan all = MakePlan(SmallModel(), r);
   REQUIRE(all.kv_file == 0);
   uint64_t last = UINT64_MAX;
-  for (const uint64_t share : {2, 3, 4}) {
+  for (const uint64_t share : {2u, 3u, 4u}) {
     r.kv_ram = all.kv / share;
     const Plan p = MakePlan(SmallModel(), r);
     CHECK(p.kv <= *r.kv_ram);

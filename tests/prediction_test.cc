@@ -226,7 +226,7 @@ TEST_CASE("a slow processor wants no wider sweeps than it can compute while the 
 }
 
 TEST_CASE("every plan with speeds stays below its budget and the same speeds give the same plan") {
-  for (const uint64_t gigabytes : {16, 25, 64, 600}) {
+  for (const uint64_t gigabytes : {16u, 25u, 64u, 600u}) {
     for (const double drive : {0.5e9, 3e9, 30e9}) {
       const Plan p = RealPlan(RealSpeeds(drive, 3), gigabytes);
       CHECK(p.Total() <= p.budget - p.margin);
