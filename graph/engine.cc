@@ -386,7 +386,7 @@ void Engine::Lookahead(LayerRef at) noexcept {
   const ModelConfig& c = model_.Config();
   int32_t next = at.layer + 1;
   const bool known = NextSparse(next) < c.layers;
-  const bool drafts = drafts_ && !IsMtp(at);
+  const bool drafts = drafts_ && !noise_ && !IsMtp(at);
   if (!known) next = drafts ? c.layers : NextSparse(0);
   if (next >= c.layers ? !drafts : !c.Sparse(next)) return;
   if (cache_->LayerReady(static_cast<uint16_t>(next))) return;
@@ -413,8 +413,7 @@ void Engine::Hint(GraphFrame& f, int32_t layer) {
 
 void Engine::GuessAgain(GraphFrame& f, int32_t layer) {
   const ModelConfig& c = model_.Config();
-  if (!options_.prefetch || f.frame.Rows() > kGuessAgainRows) return;
-  if (layer >= c.layers || !c.Sparse(layer)) return;
+  if (!options_.prefetch || f.frame.Rows() > kGuessAgainRows || !c.Sparse(layer)) return;
   if (cache_->LayerReady(static_cast<uint16_t>(layer))) return;
   std::fill(f.votes.begin(), f.votes.end(), 0);
   stages_.Predict(f.frame, layer, false, f.predict_scratch, f.votes);

@@ -90,7 +90,10 @@ LayerRef Engine::Draft(FrameRef ref) noexcept {
     f.pass.First(f.frame, [&f, next = size_t{0}](Sequence&) mutable { return f.depths[next++]; });
   }
   CountStep(f);
-  if (f.frame.Rows() > 0) stages_.MtpInput(f.frame);
+  if (f.frame.Rows() > 0) {
+    stages_.MtpInput(f.frame);
+    GuessAgain(f, f.frame.layer);
+  }
   return {ref.frame, static_cast<uint16_t>(f.frame.layer)};
 }
 

@@ -24,6 +24,8 @@ int32_t Scheduler::ChooseDrafts(Frame& frame) {
       Sequence& s = *place.sequence;
       if (chosen == room) return chosen;
       if (place.drafts + 1 != depth || static_cast<int32_t>(s.drafts.size()) < depth) continue;
+      // One that was preempted stores what it knows first.
+      if (s.stored + place.rows < s.Known()) continue;
       if (!GrowFree(s, int64_t{s.stored} + place.rows + depth)) continue;
       place.drafts = depth;
       ++chosen;

@@ -133,7 +133,7 @@ TEST_CASE("where no cache can be written speeds are measured and nothing fails")
 TEST_CASE("--plan predicts too") {
   const TempDir dir;
   const ProgramOutcome outcome = RunProgram(
-      "colibri-run", {"-m", kModel, "--plan", "--ram", "200MB"}, "", Predicting(dir.Path("")));
+      "colibri-run", {"-m", kModel, "--plan", "--ram", "400MB"}, "", Predicting(dir.Path("")));
   CHECK(outcome.exit_code == 0);
   CHECK(Contains(outcome.out, "predicted"));
   CHECK(std::filesystem::exists(dir.Path("colibri/speeds.json")));

@@ -112,6 +112,35 @@ TEST_CASE("the graph gives the bytes of a run without drafts in every configurat
   CHECK(written > 0);
 }
 
+TEST_CASE("drafts beside dense weights on the drive give the same bytes") {
+  const TempDir folder;
+  WriteSmallModel(folder.Path("model"));
+  const std::vector<TestLine> lines = Lines();
+  const Outcome expected = LineByLine(SmallModel(), lines);
+  const Answers answers = AnswersOf(SmallModel(), lines);
+  for (const int32_t layers : {0, 2}) {
+    const TestModel m(folder.Path("model"), {layers, true, true});
+    for (const int32_t frames : {1, 2}) {
+      RunConfig c;
+      c.threads = 2;
+      c.frames = frames;
+      c.slots = 4;
+      c.kv_ram_layers = 1;
+      c.page_tokens = 4;
+      c.dense_windows = layers == 0 ? 1 : 0;
+      c.drafts = 4;
+      c.random_depth = true;
+      c.answers = &answers;
+      c.pauses = true;
+      INFO(c.Text());
+      const Outcome got = RunGraph(m, c, lines);
+      CheckSameLines(got, expected);
+      CHECK(Accepted(got) > 0);
+      CHECK(got.stats.dense.Bytes() > 0);
+    }
+  }
+}
+
 TEST_CASE("sequences are preempted for rows of others and come back, with drafts and without") {
   // Answers much longer than prompts: who started when there was room is in the way later.
   std::vector<TestLine> lines = MixedLines(16);

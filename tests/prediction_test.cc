@@ -18,6 +18,7 @@
 #include "runtime/speeds_file.h"
 #include "runtime/stages.h"
 #include "tests/real_size_model.h"
+#include "tests/run_program.h"
 #include "tests/shard_files.h"
 #include "tests/temp_dir.h"
 
@@ -232,7 +233,8 @@ TEST_CASE("every plan with speeds stays below its budget and the same speeds giv
       CHECK(p.Total() <= p.budget - p.margin);
       const Plan again = RealPlan(RealSpeeds(drive, 3), gigabytes);
       CHECK(again.rows == p.rows);
-      CHECK(again.kv_pages == p.kv_pages);
+      // What the process itself holds is a part of the plan, and grows under ASan.
+      if (!kAddressSanitizer) CHECK(again.kv_pages == p.kv_pages);
     }
   }
 }

@@ -361,7 +361,8 @@ TEST_CASE("the bytes of a line depend on the request and the tokens alone") {
   other.created = 1;
   other.simd_target = "SSE4";
   other.model = "else";
-  const std::string there = BuildRecord(request, choices, LineFigures{1, 2, 3, 0.5, 4, 4, 5}, other);
+  const std::string there =
+      BuildRecord(request, choices, LineFigures{1, 2, 3, 0.5, 4, 4, 5}, other);
   CHECK(here != there);
   CHECK(LineBytes(here) == LineBytes(there));
   CHECK(Keys(Json::parse(LineBytes(here))) == Words{"custom_id", "status", "choices", "usage"});
