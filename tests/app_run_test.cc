@@ -340,6 +340,7 @@ TEST_CASE("a signal while the input is awaited ends the run, and what is written
   program.Write("Hello\n");
   REQUIRE(program.WaitForOutput("\033[K1/1"));
   program.Signal(SIGTERM);
+  CHECK(program.WaitForOutput("interrupted"));  // Wait ends the input, and so the run, with 0
   CHECK(program.Wait().exit_code == 130);
   CHECK(Records(Slurp(out)).size() == 1);
 }
