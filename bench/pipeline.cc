@@ -12,6 +12,7 @@
 #include "bench/bench_readers.h"
 #include "io/check.h"
 #include "io/error.h"
+#include "runtime/text_hash.h"
 
 namespace colibri {
 namespace {
@@ -115,17 +116,20 @@ class CountingDelivery final : public Delivery {
   void Deliver(Sequence& s, const Notice& notice) override {
     if (notice.final == 0) return;
     tokens += notice.count;  // of the whole answer
+    // Whichever ends first: a sum of the answers' hashes, each with the prompt's place.
+    const size_t place = s.line->request.line % source_.Count();
+    answers += HashText(fmt::format("{}:{}", place, fmt::join(s.tokens, ",")));
     failed += s.error ? 1 : 0;
     if (++ended_ == source_.Count()) {
       first = CountsOf(engine_);
-      if (source_.Twice()) tokens = 0;
+      if (source_.Twice()) tokens = answers = 0;
       source_.OpenAll();
     }
     engine_.Closed(s.index);
   }
   void Refuse(Sequence& /*s*/) override { COLIBRI_CHECK(false); }  // lengths were checked
-  uint64_t failed = 0, tokens = 0;                                 // tokens: of the last pass
-  Counts first;                                                    // when the first pass was over
+  uint64_t failed = 0, tokens = 0, answers = 0;  // tokens and answers: of the last pass
+  Counts first;                                  // when the first pass was over
 
  private:
   Engine& engine_;
@@ -136,8 +140,8 @@ class CountingDelivery final : public Delivery {
 // One run and what it is compared with.
 struct Figures {
   Counts counts;
-  uint64_t failed = 0, tokens = 0;
-  uint64_t union_bytes = 0;  // of all experts asked for, each once a layer
+  uint64_t failed = 0, tokens = 0, answers = 0;  // answers: a hash, equal where all tokens are
+  uint64_t union_bytes = 0;                      // of all experts asked for, each once a layer
   double raw = 0;    // bytes a second of reading the same experts with nothing else going on
   double alone = 0;  // seconds of the same run when nothing is read; 0: not measured
 
@@ -161,7 +165,7 @@ struct Figures {
 
 struct Run {
   Counts counts;
-  uint64_t failed = 0, tokens = 0;
+  uint64_t failed = 0, tokens = 0, answers = 0;
 };
 
 Run RunOnce(const Model& model, const Tokenizer& tokenizer, const PipelineOptions& options,
@@ -178,7 +182,8 @@ Run RunOnce(const Model& model, const Tokenizer& tokenizer, const PipelineOption
   const Counts all = CountsOf(engine);
   if (!trace.empty()) engine.TheProfile().WriteTrace(trace);
   if (writer) writer->Finish();
-  return {options.warm ? Since(delivery.first, all) : all, delivery.failed, delivery.tokens};
+  return {options.warm ? Since(delivery.first, all) : all, delivery.failed, delivery.tokens,
+          delivery.answers};
 }
 
 // All experts but those of the MTP layer, in an order that no layer has.
@@ -207,6 +212,7 @@ Figures Measure(const Model& model, const Tokenizer& tokenizer, const PipelineOp
   f.counts = run.counts;
   f.failed = run.failed;
   f.tokens = run.tokens;
+  f.answers = run.answers;
   const uint64_t expert = model.ExpertCount() > 0 ? model.Expert(0).slot_bytes : 0;
   f.union_bytes = run.counts.stats.cache.Asked() * expert;
   const double raw_after = RawReadRate(model, options.open_reader, items, kRawSeconds);
@@ -288,6 +294,8 @@ std::vector<Row> Rows(const Figures& f, const PipelineOptions& options) {
            100 * Ratio(static_cast<double>(accepted), static_cast<double>(drafted)),
            "%: " + DraftsText(stats.scheduler));
   }
+  number("answers", static_cast<double>(options.prompts.size()),
+         fmt::format("hash {:016x}, equal where all their tokens are", f.answers));
   number(
       "peak MB", static_cast<double>(PeakResidentBytes()) / 1e6,
       fmt::format("planned {:.1f}, budget {:.1f}", static_cast<double>(options.plan.Total()) / 1e6,
@@ -328,7 +336,8 @@ Table ComparisonTable() {
                 {"alone_seconds", "compute alone s"},
                 {"ideal_seconds", "ideal s"},
                 {"wall_over_ideal", "wall/ideal"},
-                {"peak_mb", "peak MB"}});
+                {"peak_mb", "peak MB"},
+                {"answers", "answers"}});
 }
 
 void AddRun(int32_t sequences, const Figures& f, Table* table) {
@@ -343,7 +352,8 @@ void AddRun(int32_t sequences, const Figures& f, Table* table) {
               text(Ratio(Giga(f.Read()), s.overlap.both_s + s.overlap.io_only_s)),
               text(f.raw / 1e9), f.alone > 0 ? text(f.alone) : "", text(f.Ideal()),
               text(Ratio(s.seconds, f.Ideal())),
-              fmt::format("{:.0f}", static_cast<double>(PeakResidentBytes()) / 1e6)});
+              fmt::format("{:.0f}", static_cast<double>(PeakResidentBytes()) / 1e6),
+              fmt::format("{:016x}", f.answers)});
 }
 
 }  // namespace
