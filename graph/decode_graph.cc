@@ -48,7 +48,7 @@ void DecodeGraph::MakeNodes() {
 
   layer_ready_.emplace(
       graph_, unlimited,
-      [this](const LayerRef& at, LayerReadyNode::gateway_type& gateway) noexcept -> void {
+      [this](const LayerRef& at, ReadyNode::gateway_type& gateway) noexcept -> void {
         gateway.reserve_wait();
         if (!bodies_->LayerReady(at)) return;  // PutLayer releases
         gateway.try_put(at);
@@ -113,7 +113,7 @@ void DecodeGraph::MakeNodes() {
 
   combine_.emplace(
       graph_, unlimited,
-      [this](const LayerRef& at, CombineNode::output_ports_type& out) noexcept -> void {
+      [this](const LayerRef& at, TwoWayNode::output_ports_type& out) noexcept -> void {
         const NodeBodies::Next next = bodies_->Combine(at);
         if (next == NodeBodies::Next::kLayer) {
           std::get<0>(out).try_put(LayerRef{at.frame, static_cast<uint16_t>(at.layer + 1)});
@@ -123,11 +123,7 @@ void DecodeGraph::MakeNodes() {
       });
   wiring_.Node("combine");
 
-  head_.emplace(graph_, unlimited, [this](const LayerRef& at) noexcept -> LayerRef {
-    bodies_->Head(at);
-    return at;
-  });
-  wiring_.Node("head");
+  MakeHead();
 
   verify_.emplace(graph_, unlimited,
                   [this](const LayerRef& at, VerifyNode::output_ports_type& out) noexcept -> void {
@@ -155,6 +151,30 @@ void DecodeGraph::MakeNodes() {
   wiring_.Node("deliver");
 }
 
+void DecodeGraph::MakeHead() {
+  head_ready_.emplace(
+      graph_, flow::unlimited,
+      [this](const LayerRef& at, ReadyNode::gateway_type& gateway) noexcept -> void {
+        gateway.reserve_wait();
+        if (!bodies_->HeadReady(at)) return;  // PutHead releases
+        gateway.try_put(at);
+        gateway.release_wait();
+      });
+  wiring_.Node("head_ready", NodeShape::kAsync);
+
+  head_.emplace(
+      graph_, flow::unlimited,
+      [this](const LayerRef& at, TwoWayNode::output_ports_type& out) noexcept -> void {
+        if (bodies_->Head(at)) {
+          std::get<1>(out).try_put(at);
+        } else {
+          std::get<0>(out).try_put(at);
+        }
+      },
+      kAheadOfNewWork);
+  wiring_.Node("head");
+}
+
 void DecodeGraph::MakeEdges() {
   using flow::output_port;
   Wiring& w = wiring_;
@@ -172,8 +192,10 @@ void DecodeGraph::MakeEdges() {
   w.Edge("shared_ffn", *shared_ffn_, "combine", *combine_);
   w.Edge("lookahead", *lookahead_, "combine", *combine_);
   w.Edge("combine", output_port<0>(*combine_), "layer_ready", *layer_ready_, "next layer");
-  w.Edge("combine", output_port<1>(*combine_), "head", *head_, "last layer");
-  w.Edge("head", *head_, "verify", *verify_);
+  w.Edge("combine", output_port<1>(*combine_), "head_ready", *head_ready_, "last layer");
+  w.Edge("head_ready", output_port<0>(*head_ready_), "head", *head_);
+  w.Edge("head", output_port<0>(*head_), "verify", *verify_);
+  w.Edge("head", output_port<1>(*head_), "head_ready", *head_ready_, "next part");
   w.Edge("verify", output_port<0>(*verify_), "free_frames", *free_frames_, "frame done");
   w.Edge("verify", output_port<1>(*verify_), "deliver", *deliver_, "tokens");
   w.Edge("verify", output_port<2>(*verify_), "draft", *draft_, "draft step");
@@ -186,8 +208,14 @@ void DecodeGraph::PutReady(const ReadyExpert& expert) {
   gateway.release_wait();
 }
 
+void DecodeGraph::PutHead(LayerRef at) {
+  ReadyNode::gateway_type& gateway = head_ready_->gateway();
+  COLIBRI_CHECK(gateway.try_put(at));
+  gateway.release_wait();
+}
+
 void DecodeGraph::PutLayer(LayerRef at) {
-  LayerReadyNode::gateway_type& gateway = layer_ready_->gateway();
+  ReadyNode::gateway_type& gateway = layer_ready_->gateway();
   COLIBRI_CHECK(gateway.try_put(at));
   gateway.release_wait();
 }

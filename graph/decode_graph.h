@@ -1,10 +1,10 @@
-// The flow graph: fourteen nodes, one buffer and their edges. Start reading here.
+// The flow graph: fifteen nodes, one buffer and their edges. Start reading here.
 //
 // One cyclic graph serves every layer; messages carry the layer. This file says when things happen;
 // what they do is behind NodeBodies (engine.cc), the maths behind runtime/stages.h. The rules that
 // keep it correct (who owns a frame, why the countdown comes first, which nodes have priorities)
 // are in graph/README.md. Threads: built inside the arena that will run it. PutReady from the I/O
-// thread, PutLayer from any.
+// thread, PutLayer and PutHead from any.
 #pragma once
 
 #include <oneapi/tbb/flow_graph.h>
@@ -43,7 +43,10 @@ class NodeBodies {
   virtual void SharedFfn(LayerRef at) noexcept = 0;
   enum class Next : uint8_t { kWait, kLayer, kHead };
   virtual Next Combine(LayerRef at) noexcept = 0;
-  virtual void Head(LayerRef at) noexcept = 0;
+  // As LayerReady, for the head or its next part, with PutHead.
+  virtual bool HeadReady(LayerRef at) noexcept = 0;
+  // True: the head has one more part.
+  virtual bool Head(LayerRef at) noexcept = 0;
   // The notices of the frame are put first. Then it goes on with a draft step, or Release is called
   // and the frame is put.
   struct Verified {
@@ -75,6 +78,8 @@ class DecodeGraph {
   void PutReady(const ReadyExpert& expert);
   // The answer to a LayerReady that returned false. Any thread.
   void PutLayer(LayerRef at);
+  // The answer to a HeadReady that returned false. Any thread.
+  void PutHead(LayerRef at);
 
   const Wiring& Picture() const { return wiring_; }
 
@@ -84,13 +89,14 @@ class DecodeGraph {
   template <class In, class Out>
   using Function = oneapi::tbb::flow::function_node<In, Out>;
   using AdmitNode = oneapi::tbb::flow::multifunction_node<FrameRef, std::tuple<FrameRef, FrameRef>>;
-  using LayerReadyNode = oneapi::tbb::flow::async_node<LayerRef, LayerRef>;
+  using ReadyNode = oneapi::tbb::flow::async_node<LayerRef, LayerRef>;
   using RouteNode = Multi<ExpertJob, LayerRef, LayerRef>;
   using FetchNode = oneapi::tbb::flow::async_node<ExpertJob, ReadyExpert>;
-  using CombineNode = Multi<LayerRef, LayerRef>;
+  using TwoWayNode = Multi<LayerRef, LayerRef>;
   using VerifyNode = Multi<FrameRef, Notice, FrameRef>;
 
   void MakeNodes();
+  void MakeHead();
   void MakeEdges();
 
   NodeBodies* bodies_;
@@ -99,12 +105,12 @@ class DecodeGraph {
   std::optional<oneapi::tbb::flow::buffer_node<FrameRef>> free_frames_;
   std::optional<AdmitNode> admit_;
   std::optional<Function<FrameRef, LayerRef>> embed_, draft_;
-  std::optional<LayerReadyNode> layer_ready_;
-  std::optional<Function<LayerRef, LayerRef>> attention_, lookahead_, shared_ffn_, head_;
+  std::optional<ReadyNode> layer_ready_, head_ready_;
+  std::optional<Function<LayerRef, LayerRef>> attention_, lookahead_, shared_ffn_;
   std::optional<RouteNode> route_;
   std::optional<FetchNode> fetch_;
   std::optional<Function<ReadyExpert, LayerRef>> expert_ffn_;
-  std::optional<CombineNode> combine_;
+  std::optional<TwoWayNode> combine_, head_;
   std::optional<VerifyNode> verify_;
   std::optional<oneapi::tbb::flow::function_node<Notice>> deliver_;
 };

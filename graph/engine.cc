@@ -110,8 +110,9 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
       wake_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (wake_fd_ < 0) throw IoError(fmt::format("eventfd: {}", std::strerror(errno)));
   if (drafts_ && options.govern_drafts) governor_.emplace(GovernorOptionsOf(model, options));
-  COLIBRI_CHECK(!drafts_ || (model.Residents().mtp && model.Residents().embedding));
-  const FrameShape shape{options.scheduler.rows, options.context, options.threads};
+  const DenseResidents& residents = model.Residents();
+  COLIBRI_CHECK(!drafts_ || (residents.mtp && residents.embedding && residents.head));
+  const FrameShape shape{options.scheduler.rows, options.context, options.threads, !residents.head};
   const auto experts = static_cast<size_t>(model.Config().experts);
   for (int32_t i = 0; i < options.scheduler.frames; ++i) {
     frames_.push_back(std::make_unique<GraphFrame>(model, shape, options.page_tokens));
@@ -149,6 +150,9 @@ void Engine::MakeSuppliers() {
     dense_stream_ = std::make_unique<DenseStream>(
         model_, *dense_port_, options_.dense_windows > 0 ? options_.dense_windows : serve,
         s.frames);
+    dense_stream_->OnHead([this](uint16_t frame) {
+      graph_->PutHead({frame, static_cast<uint16_t>(model_.Config().layers - 1)});
+    });
     suppliers_.push_back(dense_stream_.get());
   }
   if (kv_.Streams()) {
@@ -453,12 +457,6 @@ NodeBodies::Next Engine::Combine(LayerRef at) noexcept {
   GuessAgain(f, at.layer + 1);
   f.frame.layer = at.layer + 1;
   return Next::kLayer;
-}
-
-void Engine::Head(LayerRef at) noexcept {
-  const Profile::Span span(profile_, NodeId::kHead, at.frame, at.layer);
-  LogitsSink& sink = IsMtp(at) ? static_cast<LogitsSink&>(draft_drawer_) : drawer_;
-  stages_.Head(At(at).frame, sink);
 }
 
 NodeBodies::Verified Engine::Verify(LayerRef at) noexcept {

@@ -69,7 +69,8 @@ struct EngineOptions {
   std::vector<SlotClass> slots;  // one for each of Model::ExpertClasses()
   bool prefetch = true;
   CachePolicyKind cache_policy = CachePolicyKind::kSweep;
-  // By the MTP layer, if the model has one: then its dense weights and the embedding are in memory.
+  // By the MTP layer, if the model has one: then its dense weights, embedding and head are in
+  // memory.
   DraftOptions drafts;
   bool govern_drafts = false;  // a Governor says how many, up to drafts.most
   // Takes a line for the user. Any thread.
@@ -131,7 +132,8 @@ class Engine final : public NodeBodies {
   void ExpertFfn(const ReadyExpert& expert) noexcept override;
   void SharedFfn(LayerRef at) noexcept override;
   Next Combine(LayerRef at) noexcept override;
-  void Head(LayerRef at) noexcept override;
+  bool HeadReady(LayerRef at) noexcept override;
+  bool Head(LayerRef at) noexcept override;
   Verified Verify(LayerRef at) noexcept override;
   LayerRef Draft(FrameRef frame) noexcept override;
   void Release(FrameRef frame) noexcept override;
@@ -179,6 +181,8 @@ class Engine final : public NodeBodies {
   void OnReady(const ReadyItem& item);
   // A supplier's answer to an Await that returned false. Any thread.
   void LayerPartArrived(uint16_t frame, int32_t layer);
+  // One part of a streamed head, which is there or cannot be had. True: another follows.
+  bool HeadPart(GraphFrame& f);
   int32_t NextSparse(int32_t layer) const;
   bool IsMtp(LayerRef at) const { return at.layer >= model_.Config().layers; }
   void TellGovernor(GraphFrame& f);
@@ -221,7 +225,7 @@ class Engine final : public NodeBodies {
   ReadHub hub_;
   std::unique_ptr<Reader> expert_port_, kv_port_, dense_port_, embedding_port_;
   std::unique_ptr<KvStream> kv_stream_;            // where layers' KV is streamed
-  std::unique_ptr<DenseStream> dense_stream_;      // where layers' dense weights are
+  std::unique_ptr<DenseStream> dense_stream_;      // where layers' dense weights or the head are
   std::unique_ptr<EmbeddingRows> embedding_rows_;  // where the embedding is not in memory
   std::vector<LayerSupplier*> suppliers_;
   std::unique_ptr<DecodeGraph> graph_;

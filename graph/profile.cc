@@ -31,8 +31,9 @@ void AddTo(OverlapFigures* figures, bool computing, bool reading, double seconds
 
 const char* NodeName(NodeId node) {
   static constexpr std::array<const char*, static_cast<size_t>(NodeId::kCount)> kNames = {
-      "admit",      "embed",     "layer_ready", "attention", "route",  "fetch", "expert_ffn",
-      "shared_ffn", "lookahead", "combine",     "head",      "verify", "draft", "deliver"};
+      "admit",      "embed",      "layer_ready", "attention", "route",
+      "fetch",      "expert_ffn", "shared_ffn",  "lookahead", "combine",
+      "head_ready", "head",       "verify",      "draft",     "deliver"};
   return kNames[static_cast<size_t>(node)];
 }
 

@@ -25,6 +25,7 @@ enum class NodeId : uint8_t {
   kSharedFfn,
   kLookahead,
   kCombine,
+  kHeadReady,
   kHead,
   kVerify,
   kDraft,

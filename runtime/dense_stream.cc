@@ -16,15 +16,32 @@ DenseStats& DenseStats::operator+=(const DenseStats& other) {
   return *this;
 }
 
+namespace {
+
+int32_t FirstBlock(const Model& model, const DenseResidents& residents) {
+  return std::min(residents.layers, model.Config().layers);
+}
+
+int32_t EndBlock(const Model& model, const DenseResidents& residents) {
+  return model.Config().layers + (residents.head ? 0 : model.HeadParts());
+}
+
+const DenseBlock& BlockOf(const Model& model, int32_t block) {
+  const int32_t layers = model.Config().layers;
+  return block < layers ? model.Block(block) : model.HeadBlock(block - layers);
+}
+
+}  // namespace
+
 int32_t DenseStream::Windows(const Model& model, const DenseResidents& residents, int32_t frames) {
-  const int32_t streamed = std::max(0, model.Config().layers - residents.layers);
-  return std::min(frames + 1, streamed);
+  return std::min(frames + 1, EndBlock(model, residents) - FirstBlock(model, residents));
 }
 
 uint64_t DenseStream::WindowBytes(const Model& model, const DenseResidents& residents) {
   uint64_t bytes = 0;
-  for (int32_t layer = residents.layers; layer < model.Config().layers; ++layer) {
-    bytes = std::max(bytes, model.Block(layer).bytes);
+  const int32_t end = EndBlock(model, residents);
+  for (int32_t block = FirstBlock(model, residents); block < end; ++block) {
+    bytes = std::max(bytes, BlockOf(model, block).bytes);
   }
   return bytes;
 }
@@ -32,7 +49,9 @@ uint64_t DenseStream::WindowBytes(const Model& model, const DenseResidents& resi
 DenseStream::DenseStream(const Model& model, Reader& reader, int32_t windows, int32_t frames)
     : model_(model),
       reader_(reader),
-      first_(model.Residents().layers),
+      layers_(model.Config().layers),
+      first_(FirstBlock(model, model.Residents())),
+      end_(EndBlock(model, model.Residents())),
       most_kept_(std::max(1, windows / frames)),
       window_bytes_(WindowBytes(model, model.Residents())),
       buffer_(window_bytes_ * static_cast<uint64_t>(windows), "windows of dense weights"),
@@ -42,14 +61,21 @@ DenseStream::DenseStream(const Model& model, Reader& reader, int32_t windows, in
   for (Window& w : windows_) w.waiting.reserve(static_cast<size_t>(frames));
 }
 
+const DenseBlock& DenseStream::Block(int32_t block) const { return BlockOf(model_, block); }
+
+// The model shows the block that is read to `base`.
+void DenseStream::Point(int32_t block, const std::byte* base) const {
+  block < layers_ ? model_.PlaceLayer(block, base) : model_.PlaceHead(block - layers_, base);
+}
+
 void DenseStream::Start(Arrived arrived) {
   arrived_ = std::move(arrived);
   reader_.Start([this](uint64_t id, const ReadResult& result) { Done(id, result); });
 }
 
-DenseStream::Window* DenseStream::Find(int32_t layer) {
+DenseStream::Window* DenseStream::Find(int32_t block) {
   for (Window& w : windows_) {
-    if (w.state != State::kEmpty && w.layer == layer) return &w;
+    if (w.state != State::kEmpty && w.block == block) return &w;
   }
   return nullptr;
 }
@@ -73,18 +99,18 @@ DenseStream::Window* DenseStream::Free(bool demand) {
 }
 
 void DenseStream::Empty(Window& window) {
-  if (window.state != State::kEmpty) model_.PlaceLayer(window.layer, nullptr);
+  if (window.state != State::kEmpty) Point(window.block, nullptr);
   window.state = State::kEmpty;
   window.kept_for = kNobody;
 }
 
-void DenseStream::Read(Window& window, int32_t layer, bool ahead) {
+void DenseStream::Read(Window& window, int32_t block, bool ahead) {
   Empty(window);
   const auto number = static_cast<uint64_t>(&window - windows_.data());
   window.state = State::kReading;
-  window.layer = layer;
+  window.block = block;
   window.ahead = window.again = ahead;
-  model_.PlaceLayer(layer, buffer_.data() + number * window_bytes_);
+  Point(block, buffer_.data() + number * window_bytes_);
   Submit(window, ahead ? ReadClass::kAhead : ReadClass::kDemand);
 }
 
@@ -93,20 +119,20 @@ void DenseStream::Submit(const Window& window, ReadClass read_class) {
   job.id = static_cast<uint64_t>(&window - windows_.data());
   job.read_class = read_class;
   job.destination = buffer_.data() + job.id * window_bytes_;
-  job.extents = model_.Block(window.layer).extents;
+  job.extents = Block(window.block).extents;
   reader_.Submit(job);
 }
 
-void DenseStream::Prepare(Frame& frame, int32_t layer) {
+void DenseStream::Prepare(Frame& frame, int32_t block) {
   if (!frame.AnyLive()) return;
-  const int32_t layers = model_.Config().layers, streamed = layers - first_;
+  const int32_t end = frame.WantsLogits() ? end_ : layers_, streamed = end - first_;
   const std::lock_guard lock(mutex_);
   for (Window& w : windows_) {
     if (w.kept_for == frame.id) w.kept_for = kNobody;
   }
   if (!starved_.empty()) return;
-  // After the last layer comes the next sweep's first.
-  int32_t next = std::max(layer % layers, first_);
+  // After the last block comes the next sweep's first.
+  int32_t next = block < end ? std::max(block, first_) : first_;
   for (int32_t i = 0; i < std::min(most_kept_, streamed); ++i) {
     Window* w = Find(next);
     if (w == nullptr) {
@@ -115,7 +141,7 @@ void DenseStream::Prepare(Frame& frame, int32_t layer) {
       Read(*w, next, true);
     }
     if (w->users == 0) w->kept_for = frame.id;
-    if (++next == layers) next = first_;
+    if (++next == end) next = first_;
   }
 }
 
@@ -133,18 +159,18 @@ bool DenseStream::Use(Window& window, uint16_t frame) {
   return false;
 }
 
-bool DenseStream::Await(Frame& frame, int32_t layer) {
+bool DenseStream::Await(Frame& frame, int32_t block) {
   // Rows that have failed compute nothing any more (Stages).
-  if (!model_.Streams(layer) || !frame.AnyLive()) return true;
+  if (block < first_ || block >= end_ || !frame.AnyLive()) return true;
   const std::lock_guard lock(mutex_);
   COLIBRI_DCHECK(held_[frame.id] == kNobody);
-  Window* w = Find(layer);
+  Window* w = Find(block);
   if (w == nullptr) {
     w = Free(true);
-    if (w != nullptr) Read(*w, layer, false);
+    if (w != nullptr) Read(*w, block, false);
   }
   const bool there = w != nullptr && Use(*w, frame.id);
-  if (w == nullptr) starved_.push_back({frame.id, layer});
+  if (w == nullptr) starved_.push_back({frame.id, block});
   if (!there) ++stats_.waits;
   return there;
 }
@@ -153,18 +179,18 @@ bool DenseStream::Await(Frame& frame, int32_t layer) {
 void DenseStream::Serve(std::vector<Place>* arrived) {
   while (!starved_.empty()) {
     const Place place = starved_.front();
-    Window* w = Find(place.layer);
+    Window* w = Find(place.block);
     if (w == nullptr) {
       w = Free(true);
       if (w == nullptr) return;
-      Read(*w, place.layer, false);
+      Read(*w, place.block, false);
     }
     starved_.pop_front();
     if (Use(*w, place.frame)) arrived->push_back(place);
   }
 }
 
-void DenseStream::Begin(Frame& frame, int32_t layer) {
+void DenseStream::Begin(Frame& frame, int32_t block) {
   ReadResult result;
   {
     const std::lock_guard lock(mutex_);
@@ -172,15 +198,21 @@ void DenseStream::Begin(Frame& frame, int32_t layer) {
     if (held == kNobody || windows_[static_cast<size_t>(held)].state != State::kFailed) return;
     result = windows_[static_cast<size_t>(held)].result;
   }
-  // Every row needs the layer.
+  const bool head = block >= layers_;
   for (FrameSequence& sequence : frame.sequences) {
+    const auto first = frame.rows.begin() + sequence.first_row;
+    const bool concerned =
+        !head || std::any_of(first, first + sequence.rows, [](const FrameRow& r) {
+          return r.wants_logits && r.state == RowState::kLive;
+        });
+    if (!concerned) continue;  // its prompt goes on
     sequence.error = result;
-    sequence.failed = FailedRead::kDense;
-    MarkFailed(frame, static_cast<size_t>(sequence.first_row), RowState::kReadFailed, layer);
+    sequence.failed = head ? FailedRead::kHead : FailedRead::kDense;
+    MarkFailed(frame, static_cast<size_t>(sequence.first_row), RowState::kReadFailed, block);
   }
 }
 
-void DenseStream::Left(Frame& frame, int32_t /*layer*/) {
+void DenseStream::Left(Frame& frame, int32_t /*block*/) {
   std::vector<Place> arrived;
   {
     const std::lock_guard lock(mutex_);
@@ -201,7 +233,7 @@ void DenseStream::Done(uint64_t id, const ReadResult& result) {
     const std::lock_guard lock(mutex_);
     Window& w = windows_[id];
     if (result.error == 0) {
-      (w.ahead ? stats_.bytes_ahead : stats_.bytes_demand) += model_.Block(w.layer).bytes;
+      (w.ahead ? stats_.bytes_ahead : stats_.bytes_demand) += Block(w.block).bytes;
       w.state = State::kReady;
     } else if (std::exchange(w.again, false) && w.users > 0 && result.error != ECANCELED) {
       // Nobody waited for it when it was sent: what fails a line is a read made for the line.
@@ -212,7 +244,7 @@ void DenseStream::Done(uint64_t id, const ReadResult& result) {
       w.state = State::kFailed;
       w.result = result;
     }
-    for (const uint16_t frame : w.waiting) arrived.push_back({frame, w.layer});
+    for (const uint16_t frame : w.waiting) arrived.push_back({frame, w.block});
     w.waiting.clear();
     if (w.state == State::kFailed && w.users == 0) Empty(w);
     Serve(&arrived);
@@ -221,7 +253,9 @@ void DenseStream::Done(uint64_t id, const ReadResult& result) {
 }
 
 void DenseStream::Tell(const std::vector<Place>& arrived) const {
-  for (const Place& place : arrived) arrived_(place.frame, place.layer);
+  for (const Place& place : arrived) {
+    place.block < layers_ ? arrived_(place.frame, place.block) : head_arrived_(place.frame);
+  }
 }
 
 DenseStats DenseStream::Stats() const {

@@ -1,7 +1,9 @@
-// Dense weights that are not in memory: the blocks of streamed layers are read into windows, one
-// layer ahead of the frame that needs them.
+// Dense weights that are not in memory: the blocks of streamed layers, and after them the parts of
+// a streamed head, are read into windows, one block ahead of the frame that needs them. Blocks are
+// numbered as their layers; `layers` + i is part i of the head. A frame takes the parts one after
+// another as it took the layers, if some row wants logits.
 //
-// A window belongs to a layer; frames at that layer share it. Its users are counted from Await to
+// A window belongs to a block; frames at that block share it. Its users are counted from Await to
 // Left, which no frame's progress lies between (a layer's other work waits for slots, never for
 // windows), and a frame holds at most one window while it awaits none: so one window is enough for
 // any number of frames to finish. Reading ahead takes only windows without users, and never one
@@ -12,7 +14,9 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "io/memory.h"
@@ -33,27 +37,32 @@ struct DenseStats {
 
 class DenseStream final : public LayerSupplier {
  public:
-  // `model` is loaded and streams at least one layer. Model and reader outlive the stream, which is
+  // `model` is loaded and streams at least one block. Model and reader outlive the stream, which is
   // the reader's only user; the reader has been stopped when the stream is destroyed.
   DenseStream(const Model& model, Reader& reader, int32_t windows, int32_t frames);
 
-  // As many as serve: a layer at hand for each frame and one ahead, no more than streamed layers.
+  // As many as serve: a block at hand for each frame and one ahead, no more than streamed blocks.
   static int32_t Windows(const Model& model, const DenseResidents& residents, int32_t frames);
   // Of one window: the largest streamed block.
   static uint64_t WindowBytes(const Model& model, const DenseResidents& residents);
 
+  // Called for a part of the head as `arrived` is for a layer. Before Start.
+  void OnHead(std::function<void(uint16_t frame)> arrived) { head_arrived_ = std::move(arrived); }
   void Start(Arrived arrived) override;
-  void Prepare(Frame& frame, int32_t layer) override;
-  bool Await(Frame& frame, int32_t layer) override;
-  void Begin(Frame& frame, int32_t layer) override;
-  void Left(Frame& frame, int32_t layer) override;
+  // For the head as for layers, with the numbers of its parts; the one after the last part is the
+  // next sweep's first block.
+  void Prepare(Frame& frame, int32_t block) override;
+  bool Await(Frame& frame, int32_t block) override;
+  // The rows that want logits need the head, every row needs a layer.
+  void Begin(Frame& frame, int32_t block) override;
+  void Left(Frame& frame, int32_t block) override;
   DenseStats Stats() const;
 
  private:
   enum class State : uint8_t { kEmpty, kReading, kReady, kFailed };
   struct Window {
     State state = State::kEmpty;
-    int32_t layer = -1;
+    int32_t block = -1;
     int32_t users = 0;
     int32_t kept_for = kNobody;  // the frame that has it read ahead and not come to it
     bool ahead = false;          // the read has not been asked for by a frame that waits
@@ -64,14 +73,17 @@ class DenseStream final : public LayerSupplier {
   };
   struct Place {
     uint16_t frame;
-    int32_t layer;
+    int32_t block;
   };
   static constexpr int32_t kNobody = -1;
 
+  const DenseBlock& Block(int32_t block) const;
+  void Point(int32_t block, const std::byte* base) const;
+
   // All of these are called under the lock.
-  Window* Find(int32_t layer);
+  Window* Find(int32_t block);
   Window* Free(bool demand);
-  void Read(Window& window, int32_t layer, bool ahead);
+  void Read(Window& window, int32_t block, bool ahead);
   void Submit(const Window& window, ReadClass read_class);
   void Empty(Window& window);
   bool Use(Window& window, uint16_t frame);
@@ -82,11 +94,13 @@ class DenseStream final : public LayerSupplier {
 
   const Model& model_;
   Reader& reader_;
-  const int32_t first_;      // streamed layer
-  const int32_t most_kept_;  // windows that one frame reads ahead into
+  const int32_t layers_;
+  const int32_t first_, end_;  // streamed blocks
+  const int32_t most_kept_;    // windows that one frame reads ahead into
   const uint64_t window_bytes_;
   PopulatedBuffer buffer_;
   Arrived arrived_;
+  std::function<void(uint16_t frame)> head_arrived_;
 
   mutable std::mutex mutex_;  // guards everything below; taken before any lock of the reader
   std::vector<Window> windows_;

@@ -24,7 +24,7 @@ struct Sequence;  // runtime/sequence.h; stages never look inside
 // Why a row, and with it its sequence's line, cannot go on.
 enum class RowState : uint8_t { kLive, kReadFailed, kNotFinite };
 // What a row that is kReadFailed misses.
-enum class FailedRead : uint8_t { kExpert, kDense, kEmbedding, kKvPage, kKvWrite };
+enum class FailedRead : uint8_t { kExpert, kDense, kEmbedding, kHead, kKvPage, kKvWrite };
 
 struct FrameRow {
   int32_t sequence = 0;  // index in Frame::sequences
@@ -73,7 +73,11 @@ struct FrameShape {
   int32_t rows = 0;
   int32_t context = 0;  // longest sequence, for index scratch
   int32_t threads = 1;
-  static constexpr int32_t kHeadRows = 16;  // logits are computed for at most so many rows at once
+  // The head is read in parts, each of which is used for all rows before the next one comes: logits
+  // of all rows are held, where what the layers work in is free by then. At real size that is 880
+  // kB a row, and logits are 620.
+  bool streamed_head = false;
+  static constexpr int32_t kHeadRows = 16;  // else logits are computed for at most so many at once
   // Index scores are computed for so many rows at once: a pass of the kernel, or a selection for
   // each thread.
   int32_t IndexRows() const;
@@ -101,6 +105,8 @@ class Frame {
   }
   // False: no row has anything left to compute.
   bool AnyLive() const;
+  // Some row that has not failed wants logits.
+  bool WantsLogits() const;
 
   // Residual stream and its norms, [rows][hidden].
   float* x = nullptr;
@@ -145,10 +151,15 @@ class Frame {
   float* ffn_gate = nullptr;  // [rows][widest]
   float* ffn_up = nullptr;
   float* ffn_out = nullptr;  // [rows][hidden]
+  // Head, where it is read in parts: the next one, and the rows that want logits, which are the
+  // first rows of attention_out and, where the head takes int8, of head8.
+  int32_t head_part = 0;
+  std::vector<uint32_t> head_rows;
+  QuantisedRows head8;
   // Head: what was drawn from the rows that wanted logits (-1: logits not finite).
   std::vector<int32_t> drawn;
   std::vector<TokenLogprob> drawn_logprobs;
-  float* logits = nullptr;  // [kHeadRows][vocab]
+  float* logits = nullptr;  // [kHeadRows or, with a streamed head, rows][vocab]
 
   int32_t* IndexList(size_t row) {
     return index_lists.data() + row * static_cast<size_t>(list_length_);

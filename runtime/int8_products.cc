@@ -55,9 +55,9 @@ bool ServesToo(const QuantisedRows& x, const PackedMatrix& w, int32_t planes) {
 }
 
 void ParallelMatmulInt8(Parallel& parallel, const PackedMatrix& w, const QuantisedRows& x,
-                        const int32_t* index, size_t rows, float* y) {
+                        const int32_t* index, size_t rows, float* y, size_t stride) {
   ForOutputs(parallel, w, rows * static_cast<size_t>(x.planes), [&](int32_t first, int32_t last) {
-    MatmulInt8(w, first, last, x, index, rows, y, S(w.rows));
+    MatmulInt8(w, first, last, x, index, rows, y, stride > 0 ? stride : S(w.rows));
   });
 }
 

@@ -22,9 +22,10 @@ QuantisedRows ParallelQuantise(Parallel& parallel, const PackedMatrix& w, const 
 // True if `x`, laid out for another matrix, serves `w` too.
 bool ServesToo(const QuantisedRows& x, const PackedMatrix& w, int32_t planes = 1);
 
-// y[r][o], tight; row r of the product takes row index[r] of x, or r without an index.
+// y[r][o], tight or with rows of `stride` floats; row r of the product takes row index[r] of x, or
+// r without an index.
 void ParallelMatmulInt8(Parallel& parallel, const PackedMatrix& w, const QuantisedRows& x,
-                        const int32_t* index, size_t rows, float* y);
+                        const int32_t* index, size_t rows, float* y, size_t stride = 0);
 void ParallelGateUpInt8(Parallel& parallel, const PackedMatrix& gate, const PackedMatrix& up,
                         const QuantisedRows& x, const int32_t* index, size_t rows, float* y);
 

@@ -49,7 +49,7 @@ uint64_t N(int32_t v) { return static_cast<uint64_t>(v); }
 // Everything but KV pages and slots, for frames of `rows` rows, with what is resident in `p`.
 uint64_t Scratch(const Model& model, const PlanRequest& r, const Plan& p, int32_t rows,
                  int32_t sequences, int32_t context) {
-  const FrameShape shape{rows, context, r.threads};
+  const FrameShape shape{rows, context, r.threads, !p.resident.head};
   const uint64_t sampling = N(r.threads) * N(model.Config().vocab) * 2 *
                             sizeof(SampleScratch::Entry) *
                             (p.resident.mtp ? 2 : 1);  // tokens and drafts
@@ -161,6 +161,9 @@ uint64_t HeldPages(const PlanRequest& r, const Plan& p) {
 uint64_t SweepDense(const Model& model, const Plan& p) {
   uint64_t bytes = 0;
   for (int32_t i = p.resident.layers; i < model.Config().layers; ++i) bytes += model.Block(i).bytes;
+  for (int32_t i = 0; !p.resident.head && i < model.HeadParts(); ++i) {
+    bytes += model.HeadBlock(i).bytes;
+  }
   if (p.resident.embedding) return bytes;
   return bytes + EmbeddingRows::Bytes(model, 1, static_cast<int32_t>(p.filled_rows));
 }
@@ -322,18 +325,21 @@ void ShareOut(const Model& model, const PlanRequest& r, Plan* p) {
   if (must || RowCost(model, r, *streamed) < kWiderGain * RowCost(model, r, *p)) *p = *streamed;
 }
 
-// Without drafts nothing of the MTP layer is needed; its input are rows of the embedding.
-void SetResident(const Model& model, const PlanRequest& r, int32_t layers, bool embedding,
+// Without drafts nothing of the MTP layer is needed; its input are rows of the embedding, and each
+// draft step goes through the head once more.
+void SetResident(const Model& model, const PlanRequest& r, const DenseResidents& residents,
                  Plan* p) {
   const bool drafts = Drafts(model, r);
-  p->resident = {layers, embedding || drafts, drafts};
+  p->resident = {residents.layers, residents.embedding || drafts, drafts, residents.head || drafts};
+  p->drafts = drafts;
+  p->streamed_layers = std::max(0, model.Config().layers - residents.layers);
   p->dense_windows = DenseStream::Windows(model, p->resident, p->frames);
   p->dense = model.DenseBytes(p->resident) +
              N(p->dense_windows) * DenseStream::WindowBytes(model, p->resident);
 }
 
 Plan NoneResident(const Model& model, const PlanRequest& r, Plan p) {
-  SetResident(model, r, 0, false, &p);
+  SetResident(model, r, {0, false, false, false}, &p);
   return p;
 }
 
@@ -438,14 +444,18 @@ bool Fits(const Model& model, const PlanRequest& r, Plan p) {
 Plan BestResident(const Model& model, const PlanRequest& r, const Plan& empty) {
   const int32_t layers = model.Config().layers;
   std::vector<Plan> tried;
-  const auto add = [&](int32_t resident, bool embedding) {
+  const auto add = [&](int32_t resident, bool embedding, bool head) {
     tried.push_back(empty);
-    SetResident(model, r, resident, embedding, &tried.back());
+    SetResident(model, r, {resident, embedding, false, head}, &tried.back());
   };
-  add(layers, true);
+  // What saves least of a sweep's reading goes first: of the embedding it is a few rows. A byte of
+  // the head saves one, as a byte of a layer, but not in a sweep that draws no token, and its
+  // windows are smaller.
+  add(layers, true, true);
+  add(layers, false, true);
   const int32_t step = r.dense ? 1 : std::max(1, layers / kSplits);
-  for (int32_t resident = layers; resident > 0; resident -= step) add(resident, false);
-  add(0, false);
+  for (int32_t resident = layers; resident > 0; resident -= step) add(resident, false, false);
+  add(0, false, false);
   if (r.dense) {
     const auto first = std::find_if(tried.begin(), tried.end() - 1,
                                     [&](const Plan& p) { return p.dense <= *r.dense; });

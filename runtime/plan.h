@@ -77,6 +77,8 @@ struct Plan {
   int32_t positions_a_row = 0;
   DenseResidents resident;              // `dense` is what they take, with windows for the others
   int32_t dense_windows = 0;            // EngineOptions
+  int32_t streamed_layers = 0;          // not resident
+  bool drafts = false;                  // the MTP layer makes some: embedding and head stay for it
   std::vector<SlotClass> slot_classes;  // as Model::ExpertClasses()
   uint32_t slot_total = 0, expert_total = 0;  // equal: everything that is used is resident
 

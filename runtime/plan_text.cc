@@ -14,15 +14,21 @@ namespace {
 // What stays in memory and what is read with every sweep.
 std::string DenseNote(const Plan& p) {
   if (p.sweep_dense == 0) return "attention, shared experts, dense layers, head, embedding";
-  std::string note = "head, routers, norms";
+  std::string note = "routers, norms";
+  if (p.resident.head) note += ", head";
   if (p.resident.embedding) note += ", embedding";
-  if (p.dense_windows == 0) {
+  if (p.drafts) note += " (both for drafts)";
+  if (p.streamed_layers == 0) {
     note += ", all layers";
   } else if (p.resident.layers > 0) {
     note += fmt::format(", the first {} layers", p.resident.layers);
   }
   if (p.dense_windows > 0) note += fmt::format(", {} windows", p.dense_windows);
-  return note + fmt::format("; a sweep reads {}", SizeText(p.sweep_dense));
+  note += fmt::format("; a sweep reads {}", SizeText(p.sweep_dense));
+  if (p.streamed_layers > 0) note += fmt::format(", {} layers", p.streamed_layers);
+  if (!p.resident.head) note += ", the head";
+  if (!p.resident.embedding) note += ", rows of the embedding";
+  return note;
 }
 
 }  // namespace

@@ -75,6 +75,7 @@ void Model::CutToSample(int32_t first, int32_t layers, int32_t vocab) {
                            : ExpertCount();
   KeepRange(&layers_, first, layers);
   KeepRange(&blocks_, first, layers);  // of no use: nothing of a sample is streamed
+  head_blocks_.clear();
   KeepRange(&first_expert_, first, layers);
   KeepRange(&experts_, static_cast<int32_t>(begin), static_cast<int32_t>(end - begin));
   KeepRange(&expert_layer_, static_cast<int32_t>(begin), static_cast<int32_t>(end - begin));

@@ -221,31 +221,72 @@ void Stages::Combine(Frame& frame, int32_t layer) const {
   MarkNotFinite(frame, layer);
 }
 
-void Stages::Head(Frame& frame, LogitsSink& sink) const {
-  const ModelConfig& c = model_.Config();
-  const size_t hidden = S(c.hidden), vocab = S(c.vocab);
-  const bool mtp = frame.layer >= c.layers;
+void Stages::FinalRows(Frame& frame) const {
+  const bool mtp = frame.layer >= model_.Config().layers;
   NormRows(frame, frame.x, mtp ? model_.Mtp().head_norm : model_.FinalNorm(), frame.final);
-  std::vector<size_t> wanted;
+  frame.head_rows.clear();
   for (size_t r = 0; r < frame.Rows(); ++r) {
-    if (frame.rows[r].wants_logits && frame.rows[r].state == RowState::kLive) wanted.push_back(r);
-  }
-  const size_t block = S(std::min(FrameShape::kHeadRows, frame.shape.rows));
-  for (size_t first = 0; first < wanted.size(); first += block) {
-    const size_t n = std::min(block, wanted.size() - first);
-    // The rows' final vectors side by side; attention_out is free and wide enough.
-    for (size_t i = 0; i < n; ++i) {
-      std::memcpy(frame.attention_out + i * hidden, frame.final + wanted[first + i] * hidden,
-                  hidden * sizeof(float));
+    const FrameRow& row = frame.rows[r];
+    if (row.wants_logits && row.state == RowState::kLive) {
+      frame.head_rows.push_back(static_cast<uint32_t>(r));
     }
-    Product(model_.Head(), frame.attention_out, nullptr, n, frame.logits, frame.ffn_out);
-    parallel_.For(n, 1, [&](size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) {
-        sink.Row(frame, wanted[first + i], {frame.logits + i * vocab, vocab});
-      }
-    });
   }
 }
+
+void Stages::Draw(Frame& frame, std::span<const uint32_t> rows, LogitsSink& sink) const {
+  const size_t vocab = S(model_.Config().vocab);
+  parallel_.For(rows.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      if (frame.rows[rows[i]].state != RowState::kLive) continue;
+      sink.Row(frame, rows[i], {frame.logits + i * vocab, vocab});
+    }
+  });
+}
+
+void Stages::Head(Frame& frame, LogitsSink& sink) const {
+  COLIBRI_CHECK(!model_.StreamsHead());
+  FinalRows(frame);
+  const size_t hidden = frame.HiddenSize();
+  const size_t block = S(std::min(FrameShape::kHeadRows, frame.shape.rows));
+  std::span<const uint32_t> wanted = frame.head_rows;
+  while (!wanted.empty()) {
+    const std::span<const uint32_t> rows = wanted.first(std::min(block, wanted.size()));
+    wanted = wanted.subspan(rows.size());
+    // The rows' final vectors side by side; attention_out is free and wide enough.
+    for (size_t i = 0; i < rows.size(); ++i) {
+      std::memcpy(frame.attention_out + i * hidden, frame.final + rows[i] * hidden,
+                  hidden * sizeof(float));
+    }
+    Product(model_.Head(), frame.attention_out, nullptr, rows.size(), frame.logits, frame.ffn_out);
+    Draw(frame, rows, sink);
+  }
+}
+
+void Stages::BeginHead(Frame& frame) const {
+  COLIBRI_CHECK(frame.shape.streamed_head);
+  FinalRows(frame);
+  const size_t hidden = frame.HiddenSize(), rows = frame.head_rows.size();
+  for (size_t i = 0; i < rows; ++i) {
+    std::memcpy(frame.attention_out + i * hidden, frame.final + frame.head_rows[i] * hidden,
+                hidden * sizeof(float));
+  }
+  frame.head8 = {};
+  if (rows == 0 || !model_.Int8Activations() || !TakesInt8(model_.Head())) return;
+  frame.head8 =
+      ParallelQuantise(parallel_, model_.Head(), frame.attention_out, nullptr, rows, frame.ffn_out);
+}
+
+void Stages::HeadPart(Frame& frame, int32_t part) const {
+  const PackedMatrix w = model_.HeadPart(part);
+  const size_t vocab = S(model_.Config().vocab), rows = frame.head_rows.size();
+  float* y = frame.logits + model_.HeadOutput(part);
+  if (frame.head8.values != nullptr) {
+    return ParallelMatmulInt8(parallel_, w, frame.head8, nullptr, rows, y, vocab);
+  }
+  ParallelMatmul(parallel_, w, frame.attention_out, rows, y, vocab);
+}
+
+void Stages::EndHead(Frame& frame, LogitsSink& sink) const { Draw(frame, frame.head_rows, sink); }
 
 // Rows that go through the router together.
 constexpr size_t kPredictRows = 16;

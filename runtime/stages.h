@@ -72,6 +72,12 @@ class Stages {
 
   // `final` of all rows, then logits of the rows that want them, in blocks, to the sink.
   void Head(Frame& frame, LogitsSink& sink) const;
+  // The same bits in steps, where the head is read in parts: `final` and the rows that want logits;
+  // their logits for the outputs of one part, which is there; all logits to the sink. The frame has
+  // streamed_head. Rows that have failed meanwhile are left out.
+  void BeginHead(Frame& frame) const;
+  void HeadPart(Frame& frame, int32_t part) const;
+  void EndHead(Frame& frame, LogitsSink& sink) const;
 
   // Experts that the router of sparse layer `layer` would choose for the frame's current x: between
   // Attention and Combine of the layer before, its post-attention state; after Combine, the layer's
@@ -86,6 +92,9 @@ class Stages {
   const Model& TheModel() const { return model_; }
 
  private:
+  // The head's input: `final`, and the rows that want logits.
+  void FinalRows(Frame& frame) const;
+  void Draw(Frame& frame, std::span<const uint32_t> rows, LogitsSink& sink) const;
   void At(StagePoint point, Frame& frame, int32_t layer) const {
     if (hook_ != nullptr) hook_->At(point, frame, layer);
   }
@@ -128,9 +137,10 @@ class Stages {
 // the sequence; if it is not a draft, all rows of the sequence.
 void MarkFailed(Frame& frame, size_t row, RowState state, int32_t layer);
 
-// y[r][o] = sum of w[o][i] * x[r][i], split over threads. Row-major, tight strides.
+// y[r][o] = sum of w[o][i] * x[r][i], split over threads. Row-major, tight, or rows of y of
+// `stride` floats.
 void ParallelMatmul(Parallel& parallel, const PackedMatrix& w, const float* x, size_t rows,
-                    float* y);
+                    float* y, size_t stride = 0);
 
 // Rows [first, first + count) of a matrix as a matrix.
 PackedMatrix RowsOf(const PackedMatrix& w, int64_t first, int32_t count);

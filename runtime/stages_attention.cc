@@ -83,8 +83,9 @@ PackedMatrix RowsOf(const PackedMatrix& w, int64_t first, int32_t count) {
 }
 
 void ParallelMatmul(Parallel& parallel, const PackedMatrix& w, const float* x, size_t rows,
-                    float* y) {
+                    float* y, size_t stride) {
   const size_t in = S(w.cols), out = S(w.rows);
+  if (stride == 0) stride = out;
   for (size_t first = 0; first < rows; first += kRowBlock) {
     const size_t n = std::min(kRowBlock, rows - first);
     // Pieces of whole groups of eight outputs, which the kernels take at once.
@@ -92,7 +93,7 @@ void ParallelMatmul(Parallel& parallel, const PackedMatrix& w, const float* x, s
     parallel.For(groups, Grain(8 * in * n), [&](size_t begin, size_t end) {
       const auto o = static_cast<int32_t>(begin * 8);
       const auto last = static_cast<int32_t>(std::min(out, end * 8));
-      Matmul(w, o, last, x + first * in, in, n, y + first * out, out);
+      Matmul(w, o, last, x + first * in, in, n, y + first * stride, stride);
     });
   }
 }

@@ -24,6 +24,8 @@ std::string What(const FrameSequence& place) {
       return "the dense weights";
     case FailedRead::kEmbedding:
       return "the embedding of a token";
+    case FailedRead::kHead:
+      return "the head";
     case FailedRead::kKvPage:
     case FailedRead::kKvWrite:
       break;
@@ -34,7 +36,8 @@ std::string What(const FrameSequence& place) {
 LineError ErrorOf(const FrameRow& row, const FrameSequence& place,
                   const std::function<std::string(uint32_t)>& path_of) {
   if (row.state == RowState::kReadFailed) {
-    const bool of_layer = place.failed != FailedRead::kEmbedding;
+    const bool of_layer =
+        place.failed != FailedRead::kEmbedding && place.failed != FailedRead::kHead;
     return {
         500, "read_error",
         fmt::format("{}{} could not be {}: {}, offset {}: {}", What(place),

@@ -25,6 +25,11 @@ constexpr const char* kIndexerNames[] = {"wq_b.weight", "wk.weight", "weights_pr
 
 bool IsBytes(DType dtype) { return dtype == DType::kU8 || dtype == DType::kI8; }
 
+// Parts of the head are whole pieces of a product for so many threads as there may be, and at least
+// so many: of a small head two windows shall not take the most.
+constexpr int64_t kHeadAlign = 64;
+constexpr uint64_t kLeastHeadParts = 8;
+
 // Index into kGroupSizes of the first size that fits.
 size_t FirstGroup(uint32_t groups) { return static_cast<size_t>(std::countr_zero(groups)); }
 
@@ -326,6 +331,28 @@ void Model::Dense::MakeBlocks(Model& m) {
       const TensorEntry* scales = m.container_.Find(full + ".qs");
       if (scales != nullptr) parts.push_back({scales, &block.places[i].scales_at});
     }
+    block.bytes = LayOut(parts, &block.extents, &block.useful_bytes);
+  }
+  MakeHeadBlocks(m);
+}
+
+void Model::Dense::MakeHeadBlocks(Model& m) {
+  const TensorEntry& entry = *m.container_.Find(kHeadName);
+  const uint64_t row = RowBytes(m.head_.format, m.head_.cols);
+  const uint64_t all = DataBytes(m.head_);
+  const auto outputs = static_cast<uint64_t>(m.head_.rows);
+  // No more than so many bytes without rounding.
+  const uint64_t most = std::min(kHeadPartBytes, all / kLeastHeadParts);
+  const uint64_t each = std::max<uint64_t>(1, most / row / kHeadAlign) * kHeadAlign;
+  m.head_outputs_ = static_cast<int32_t>(std::min(each, outputs));
+  m.head_blocks_.clear();
+  for (uint64_t first = 0; first < outputs; first += each) {
+    DenseBlock& block = m.head_blocks_.emplace_back();
+    block.places.resize(1);
+    TensorEntry part = entry;
+    part.offset += first * row;
+    part.bytes = std::min(each, outputs - first) * row;
+    std::vector<Part> parts{{&part, &block.places[0].data_at}};
     block.bytes = LayOut(parts, &block.extents, &block.useful_bytes);
   }
 }

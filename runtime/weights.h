@@ -62,17 +62,19 @@ struct ExpertLayout {
   Matrix gate, up, down;
 };
 
-// Which dense weights stay in memory. Norms, biases, routers, the head and the embedding's scales
+// Which dense weights stay in memory. Norms, biases, routers and the scales of embedding and head
 // always do.
 struct DenseResidents {
   // The blocks of the first so many layers; the others are read with each sweep.
   int32_t layers = std::numeric_limits<int32_t>::max();
   bool embedding = true;  // false: rows are read as tokens need them
   bool mtp = true;        // false: nothing of the MTP layer is loaded, there are no drafts
+  bool head = true;  // false: read in parts with each sweep; there are no drafts by the MTP layer
   bool operator==(const DenseResidents&) const = default;
 };
 
-// A layer's large matrices as one thing to read: attention, indexer, dense FFN or shared expert.
+// A layer's large matrices as one thing to read: attention, indexer, dense FFN or shared expert. Or
+// a part of the head without its scales.
 struct DenseBlock {
   std::vector<Extent> extents;  // as an expert's
   uint64_t bytes = 0;           // what the extents fill
@@ -115,7 +117,7 @@ class Model {
   // Tests make mistakes in a loaded model through these two, so that no engine needs a switch.
   LayerWeights& MutableLayer(int32_t layer) { return layers_[static_cast<size_t>(layer)]; }
   ExpertLayout& MutableExpert(uint32_t item) { return experts_[item]; }
-  // Without data where its rows are read as tokens need them.
+  // Without data where its rows are read as tokens need them, or where the head is read in parts.
   const PackedMatrix& Embedding() const { return embedding_; }
   const PackedMatrix& Head() const { return head_; }
   const std::vector<float>& FinalNorm() const { return final_norm_; }
@@ -160,10 +162,24 @@ class Model {
   // The layer's block is not in memory. After LoadDense.
   bool Streams(int32_t layer) const { return layer >= residents_.layers && layer < config_.layers; }
   const DenseResidents& Residents() const { return residents_; }
+  // The head in parts of consecutive outputs, of at most kHeadPartBytes and rounding each: part i
+  // has those from HeadOutput(i) to HeadOutput(i + 1).
+  int32_t HeadParts() const { return static_cast<int32_t>(head_blocks_.size()); }
+  int32_t HeadOutput(int32_t part) const;
+  const DenseBlock& HeadBlock(int32_t part) const {
+    return head_blocks_[static_cast<size_t>(part)];
+  }
+  static constexpr uint64_t kHeadPartBytes = uint64_t{48} << 20;
+  // The head is not in memory. After LoadDense.
+  bool StreamsHead() const { return !residents_.head; }
   // Layer(layer) shows the block that was read to `base`; nullptr: it shows none. Only where the
   // bytes lie changes, not what they are. For layers that Streams() names, while nobody computes
   // with the layer.
   void PlaceLayer(int32_t layer, const std::byte* base) const;
+  // The same for HeadPart(part), if StreamsHead().
+  void PlaceHead(int32_t part, const std::byte* base) const;
+  // The part's outputs as a matrix, where PlaceHead found them.
+  PackedMatrix HeadPart(int32_t part) const;
   // "int4-g64 experts, int4-g64 attention, int8-row head" for the banner.
   std::string FormatSummary() const;
 
@@ -183,7 +199,9 @@ class Model {
   std::vector<int32_t> expert_layer_;
   std::vector<ExpertLayout> experts_;
   std::vector<ExpertClass> classes_;
-  std::vector<DenseBlock> blocks_;
+  std::vector<DenseBlock> blocks_, head_blocks_;
+  int32_t head_outputs_ = 0;                         // of every part of the head but the last
+  mutable std::vector<const std::byte*> head_data_;  // of the parts: PlaceHead
   DenseResidents residents_;
   PopulatedBuffer arena_;
 };

@@ -23,7 +23,9 @@ struct Model::Dense {
                 PackedMatrix& m) const {
       const bool in_block = layer >= 0 && layer < config.layers && name != kRouterName;
       if (!Held(layer) || (in_block && layer >= residents.layers)) return;
-      visit.Matrix(layer, name, rows, cols, m, name != kEmbeddingName || residents.embedding);
+      const bool whole =
+          name == kEmbeddingName ? residents.embedding : name != kHeadName || residents.head;
+      visit.Matrix(layer, name, rows, cols, m, whole);
     }
     void Vector(int32_t layer, const std::string& name, int64_t size, std::vector<float>& v) const {
       if (Held(layer)) visit.Vector(layer, name, size, v);
@@ -35,7 +37,7 @@ struct Model::Dense {
   static void Visit(Model& m, Visitor&& visit) {
     const ModelConfig& c = m.config_;
     visit.Matrix(-1, std::string(kEmbeddingName), c.vocab, c.hidden, m.embedding_);
-    visit.Matrix(-1, "lm_head.weight", c.vocab, c.hidden, m.head_);
+    visit.Matrix(-1, std::string(kHeadName), c.vocab, c.hidden, m.head_);
     visit.Vector(-1, "model.norm.weight", c.hidden, m.final_norm_);
     for (int32_t layer = 0; layer < m.LayerCount(); ++layer) {
       VisitLayer(c, layer, m.layers_[static_cast<size_t>(layer)], visit);
@@ -51,8 +53,9 @@ struct Model::Dense {
   // Bytes of the arena, and of it, vectors and tables together.
   static uint64_t ArenaBytes(const Model& m, const DenseResidents& residents);
   static uint64_t TotalBytes(const Model& m, const DenseResidents& residents);
-  // Lays out the blocks of all layers.
+  // Lays out the blocks of all layers, and the parts of the head.
   static void MakeBlocks(Model& m);
+  static void MakeHeadBlocks(Model& m);
 };
 
 }  // namespace colibri

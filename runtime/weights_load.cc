@@ -175,11 +175,13 @@ uint64_t Model::Dense::TotalBytes(const Model& m, const DenseResidents& resident
   uint64_t tables = m.container_.TensorCount() * kIndexBytesPerTensor +
                     m.layers_.capacity() * sizeof(LayerWeights) +
                     m.experts_.capacity() * (sizeof(ExpertLayout) + sizeof(int32_t)) +
-                    m.blocks_.capacity() * sizeof(DenseBlock);
+                    (m.blocks_.capacity() + m.head_blocks_.capacity()) * sizeof(DenseBlock);
   for (const ExpertLayout& expert : m.experts_) tables += expert.extents.size() * sizeof(Extent);
   for (const DenseBlock& block : m.blocks_) {
     tables += block.extents.size() * sizeof(Extent) + block.places.size() * sizeof(block.places[0]);
   }
+  tables += m.head_blocks_.size() *
+            (sizeof(Extent) + sizeof(DenseBlock::Place) + sizeof(const std::byte*));
   return RoundUp(measure.arena, kPageBytes) + measure.vectors + tables;
 }
 
@@ -213,6 +215,7 @@ void Model::LoadDense(const DenseResidents& residents) {
   Dense::VisitResident(*this, residents, CheckScales{container_});
   arena_ = std::move(arena);
   residents_ = residents;
+  head_data_.assign(head_blocks_.size(), nullptr);
 }
 
 void Model::PlaceLayer(int32_t layer, const std::byte* base) const {
@@ -224,6 +227,26 @@ void Model::PlaceLayer(int32_t layer, const std::byte* base) const {
     if (HasScales(m.format)) m.scales = base == nullptr ? nullptr : base + place->scales_at;
     ++place;
   });
+}
+
+int32_t Model::HeadOutput(int32_t part) const {
+  return static_cast<int32_t>(
+      std::min(int64_t{part} * head_outputs_, static_cast<int64_t>(head_.rows)));
+}
+
+void Model::PlaceHead(int32_t part, const std::byte* base) const {
+  COLIBRI_DCHECK(StreamsHead());
+  head_data_[static_cast<size_t>(part)] =
+      base == nullptr ? nullptr : base + HeadBlock(part).places.front().data_at;
+}
+
+PackedMatrix Model::HeadPart(int32_t part) const {
+  PackedMatrix m = head_;
+  const int32_t first = HeadOutput(part);
+  m.rows = HeadOutput(part + 1) - first;
+  m.data = head_data_[static_cast<size_t>(part)];
+  if (HasScales(m.format)) m.scales += ScalesPerRow(m.format, m.cols, m.group) * first * 4;
+  return m;
 }
 
 FfnWeights Model::ExpertView(uint32_t item, const std::byte* slot) const {

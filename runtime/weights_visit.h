@@ -17,6 +17,7 @@ inline std::string LayerPrefix(int32_t layer) {
 }
 
 inline constexpr std::string_view kEmbeddingName = "model.embed_tokens.weight";
+inline constexpr std::string_view kHeadName = "lm_head.weight";
 inline constexpr std::string_view kRouterName = "mlp.gate.weight";
 
 // The visitor has Matrix(layer, name, rows, cols, PackedMatrix&) and
