@@ -25,9 +25,21 @@ namespace {
 constexpr double kDriveSeconds = 0.7;
 // Small models are read again and again until the time has gone by, or so many bytes.
 constexpr uint64_t kMostRead = uint64_t{8} << 30;
-// While measuring: a part of the budget, and no more than some experts of the real model need.
+// While measuring: a part of the budget, within it beside the process as it is, and no more than
+// some experts of the real model need. Of that, to read into.
 constexpr uint64_t kMostMemory = 768'000'000;
 constexpr uint64_t kBudgetPart = 4;
+constexpr uint64_t kMostReadInto = uint64_t{1} << 28;
+
+uint64_t BudgetOf(const PlanRequest& r) {
+  return r.ram ? *r.ram : AvailableMemory().bytes + ResidentBytes();
+}
+
+// Bytes that may be taken now. The budget's margin stays free, as it does for the plan.
+uint64_t Room(const PlanRequest& r) {
+  const uint64_t budget = BudgetOf(r), kept = MarginOf(budget) + ProcessBytes(r.threads);
+  return std::min({kMostMemory, budget / kBudgetPart, budget - std::min(budget, kept)});
+}
 
 // All that the rate of the drive depends on.
 std::string DriveName(const RunOptions& o, const Model& model, const std::string& fingerprint) {
@@ -49,14 +61,15 @@ std::string ComputingName(const RunOptions& o, int32_t threads, const std::strin
                      o.f32_kv ? "f32" : "bf16", o.dense_attention ? "dense" : "auto", o.max_rows);
 }
 
-double MeasureDrive(const RunOptions& o) {
+double MeasureDrive(const RunOptions& o, const PlanRequest& request) {
   Model model(o.model);
   std::vector<uint32_t> items;
-  uint64_t bytes = 0;
+  uint64_t bytes = 0, widest = 0;
   for (uint32_t i = 0; i < model.ExpertCount(); ++i) {
     if (model.ExpertLayer(i) >= model.Config().layers) continue;
     items.push_back(i);
     bytes += model.Expert(i).slot_bytes;
+    widest = std::max(widest, model.Expert(i).slot_bytes);
   }
   if (items.empty()) throw IoError("the model has no experts to read");
   std::mt19937 random(1);
@@ -69,8 +82,10 @@ double MeasureDrive(const RunOptions& o) {
   streaming.expert_total = 1;
   EngineOptions unused;
   OpenFiles(o, streaming, model, &unused);
+  const uint64_t memory = std::min(kMostReadInto, Room(request));
+  if (memory < widest) throw IoError("too little memory to measure how fast the drive is");
   const double rate = RawReadRate(
-      model, [&] { return OpenReader(o, model); }, items, kDriveSeconds);
+      model, [&] { return OpenReader(o, model); }, items, kDriveSeconds, memory);
   if (rate <= 0) throw IoError("an expert cannot be read");
   return rate;
 }
@@ -94,9 +109,8 @@ Speeds Measured(const RunOptions& o, const Model& model, const Tokenizer& tokeni
   RememberedSpeeds known, measured;
   if (!o.calibrate) known = ReadSpeeds(path, drive, computing);
   if (o.drive_speed > 0) known.drive = static_cast<double>(o.drive_speed);
-  if (!known.drive) known.drive = measured.drive = MeasureDrive(o);
+  if (!known.drive) known.drive = measured.drive = MeasureDrive(o, request);
   if (!known.computing) {
-    const uint64_t budget = request.ram ? *request.ram : AvailableMemory().bytes;
     ComputeRequest compute;
     compute.model = o.model;
     compute.threads = request.threads;
@@ -104,10 +118,15 @@ Speeds Measured(const RunOptions& o, const Model& model, const Tokenizer& tokeni
     compute.dense_attention = o.dense_attention;
     compute.kv_type = request.kv_type;
     compute.most_rows = o.max_rows;
-    compute.memory = std::min(kMostMemory, budget / kBudgetPart);
+    compute.memory = Room(request);
     known.computing = measured.computing = MeasureComputing(compute, tokenizer);
   }
   Remember(path, drive, computing, measured);
+  if (o.calibrate) {
+    Say(fmt::format("calibration: experts are read at {}/s; peak memory {} of {}",
+                    SizeText(static_cast<uint64_t>(*known.drive)), SizeText(PeakResidentBytes()),
+                    SizeText(BudgetOf(request))));
+  }
   Speeds speeds = *known.computing;
   speeds.drive = *known.drive;
   return speeds;

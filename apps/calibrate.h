@@ -14,9 +14,9 @@
 
 namespace colibri {
 
-// Remembered, given (--drive-speed) or measured now; at most a part of `budget` bytes of memory is
-// used meanwhile. nullopt, and one line says why: measuring failed or is not wanted. `model` has no
-// weights yet and stays as it is.
+// Remembered, given (--drive-speed) or measured now; the process stays within the budget meanwhile,
+// and takes a quarter of it, or 768 MB, more at most. nullopt, and one line says why: measuring
+// failed or is not wanted. `model` has no weights yet and stays as it is.
 std::optional<Speeds> SpeedsOf(const RunOptions& options, const Model& model,
                                const Tokenizer& tokenizer, const PlanRequest& request);
 

@@ -12,6 +12,8 @@
 #include "io/error.h"
 #include "runtime/frame.h"
 #include "runtime/kv_store.h"
+#include "runtime/memory_budget.h"
+#include "runtime/sampler.h"
 
 namespace colibri {
 namespace {
@@ -97,9 +99,19 @@ double WeightsOfLayer(const Model& model, int32_t layer) {
   return sum;
 }
 
+// What drawing takes: each thread's lists.
+uint64_t DrawBytes(const ModelConfig& c, int32_t threads) {
+  return N(threads) * N(c.vocab) * 2 * sizeof(SampleScratch::Entry);
+}
+
 // All of the model if it is small, else two sparse layers, or one, and a part of the vocabulary.
-std::unique_ptr<SampleModel> MakeSample(const ComputeRequest& request) {
-  auto sample = std::make_unique<SampleModel>(request);
+// What it takes to open it is no more to be had for the rest.
+std::unique_ptr<SampleModel> MakeSample(ComputeRequest* r) {
+  const uint64_t before = ResidentBytes();
+  auto sample = std::make_unique<SampleModel>(*r);
+  const uint64_t opened = ResidentBytes() - std::min(before, ResidentBytes());
+  r->memory -= std::min(r->memory, opened);
+  const ComputeRequest& request = *r;
   Model& model = sample->model;
   const ModelConfig c = model.Config();
   double all = 0;
@@ -150,7 +162,9 @@ bool SetSlots(const ComputeRequest& request, const Model& model, EngineOptions* 
   const FrameShape shape{e->scheduler.rows, kContext, request.threads};
   const uint64_t kv =
       N(e->kv_pages) * KvShapeOf(model, e->page_tokens, request.kv_type).PageBytes();
-  const uint64_t taken = model.DenseBytes() + shape.Bytes(model) + kv;
+  const uint64_t tokens = N(e->scheduler.rows) * N(kContext) * sizeof(int32_t);
+  const uint64_t taken = model.DenseBytes() + shape.Bytes(model) + kv + tokens +
+                         DrawBytes(model.Config(), request.threads);
   if (taken > request.memory - request.memory / kSlotsPart) return false;
   uint64_t all = 0, ones = 0;
   for (const Model::ExpertClass& c : model.ExpertClasses()) {
@@ -254,9 +268,10 @@ void Smooth(std::vector<Speeds::Sweep>* sweeps) {
 
 }  // namespace
 
-Speeds MeasureComputing(const ComputeRequest& request, const Tokenizer& tokenizer) {
+Speeds MeasureComputing(const ComputeRequest& asked, const Tokenizer& tokenizer) {
   const auto start = Clock::now();
-  const std::unique_ptr<SampleModel> sample = MakeSample(request);
+  ComputeRequest request = asked;
+  const std::unique_ptr<SampleModel> sample = MakeSample(&request);
   const Model& model = sample->model;
   Speeds speeds;
   const std::span<const int32_t> widths =

@@ -19,7 +19,7 @@ struct ComputeRequest {
   bool f32_activations = false, dense_attention = false;
   KvType kv_type = KvType::kBF16;
   int32_t most_rows = 0;  // 0: as wide as is usual
-  uint64_t memory = 0;    // bytes
+  uint64_t memory = 0;    // bytes, the sample's own headers and tables among them
 };
 
 // The drive apart. Throws ModelError, IoError, and IoError where the memory is too little.

@@ -355,7 +355,9 @@ void PlanFor(const RunOptions& o, const std::optional<PromptSurvey>& survey, int
 void Foresee(const RunOptions& o, const Model& model, const Tokenizer& tokenizer, int input,
              const std::optional<PromptSurvey>& survey, PlanRequest* request) {
   if (survey && survey->whole && survey->lines == 0) return;
+  const uint64_t peak = PeakResidentBytes();
   request->speeds = SpeedsOf(o, model, tokenizer, *request);
+  if (PeakResidentBytes() > peak) request->measuring = PeakResidentBytes();
   if (!request->speeds || !survey) return;
   const ModelConfig& config = model.Config();
   const int32_t context = o.ctx_size > 0 ? o.ctx_size : DefaultContext(config);

@@ -113,9 +113,12 @@ std::string MachineSummary(const EngineStats& stats, const Plan& plan) {
       "only, {:.0f} % neither\n",
       100 * o.both_s / total, 100 * o.compute_only_s / total, 100 * o.io_only_s / total,
       100 * o.neither_s / total);
-  return text + fmt::format("memory: peak {} of {} planned, budget {}\n",
-                            SizeText(PeakResidentBytes()), SizeText(plan.Total()),
-                            SizeText(plan.budget));
+  text += fmt::format("memory: peak {} of {} planned", SizeText(PeakResidentBytes()),
+                      SizeText(plan.Total()));
+  if (plan.measuring > plan.Total()) {
+    text += fmt::format(" and {} to measure speeds", SizeText(plan.measuring));
+  }
+  return text + fmt::format(", budget {}\n", SizeText(plan.budget));
 }
 
 }  // namespace colibri

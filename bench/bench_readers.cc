@@ -54,14 +54,14 @@ void InstantReader::Run() {
 }
 
 double RawReadRate(const Model& model, const std::function<std::unique_ptr<Reader>()>& open_reader,
-                   std::span<const uint32_t> items, double seconds) {
+                   std::span<const uint32_t> items, double seconds, uint64_t memory) {
   using Clock = std::chrono::steady_clock;
   // Enough experts at once that the reader's queue is never empty, however small they are.
   constexpr size_t kSlots = 64;
   uint64_t widest = 0;
   for (const uint32_t item : items) widest = std::max(widest, model.Expert(item).slot_bytes);
   if (widest == 0) return 0;
-  const size_t slots = std::clamp<size_t>((uint64_t{1} << 28) / widest, 4, kSlots);
+  const size_t slots = std::clamp<size_t>(memory / widest, 1, kSlots);
   const PopulatedBuffer buffer(widest * slots, "the raw read");
   std::mutex mutex;
   std::condition_variable wake;

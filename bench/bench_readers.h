@@ -63,8 +63,10 @@ class InstantReader final : public Reader {
 };
 
 // Bytes a second of reading `items` in their order, from the first on until `seconds` have gone by,
-// with nothing else going on. 0: a read failed, or there are none.
+// with nothing else going on. `memory`: bytes to read into, at least one expert's. 0: a read
+// failed, or there are none.
 double RawReadRate(const Model& model, const std::function<std::unique_ptr<Reader>()>& open_reader,
-                   std::span<const uint32_t> items, double seconds);
+                   std::span<const uint32_t> items, double seconds,
+                   uint64_t memory = uint64_t{1} << 28);
 
 }  // namespace colibri

@@ -3,9 +3,13 @@
 #include <algorithm>
 
 #include "io/reader.h"
+#include "runtime/prefix_index.h"
 
 namespace colibri {
 namespace {
+
+// Of each page, besides what the prefix index takes: lists of free and idle ones, users, hot slots.
+constexpr uint64_t kAccountBytes = 64;
 
 size_t S(int32_t v) { return static_cast<size_t>(v); }
 uint64_t N(int32_t v) { return static_cast<uint64_t>(v); }
@@ -94,7 +98,8 @@ uint64_t KvLayout::WindowBytes() const {
 uint64_t KvLayout::MemoryBytes() const {
   const uint64_t places = Streams() ? N(Frames()) * MostPlaces() * sizeof(int32_t) : 0;
   return ResidentLatentBytes() + ResidentIndexBytes() + HotBytes() +
-         2 * N(Frames()) * WindowBytes() + places;
+         2 * N(Frames()) * WindowBytes() + places +
+         N(ids_) * (PrefixIndex::PageBytes(shape_.page_tokens) + kAccountBytes);
 }
 
 uint64_t KvLayout::ResidentLatents(int32_t layer, int32_t page) const {

@@ -72,7 +72,7 @@ class KvLayout {
   uint64_t HotBytes() const;
   uint64_t WindowBytes() const;  // one of them
   uint64_t FileBytes() const { return file_bytes_; }
-  // All memory, and of a sweep that has `held` pages in its windows, what is read.
+  // All memory, the account of pages and their prefixes included (220 bytes a page of 32 tokens).
   uint64_t MemoryBytes() const;
   uint64_t StreamedPageBytes() const { return file_bytes_ / static_cast<uint64_t>(ids_); }
 

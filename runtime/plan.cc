@@ -121,9 +121,6 @@ std::vector<SlotClass> SlotsFor(const Model& model, const PlanRequest& r, uint64
 // As --ram takes it, rounded up.
 std::string RamFlag(uint64_t bytes) { return fmt::format("--ram {}MB", bytes / 1'000'000 + 1); }
 
-// The margin that a budget keeps free.
-uint64_t Margin(uint64_t budget) { return std::max(budget / 100 * 3, kMargin); }
-
 uint64_t Pages(int64_t tokens, int32_t page_tokens) {
   return static_cast<uint64_t>((tokens + page_tokens - 1) / page_tokens);
 }
@@ -547,6 +544,12 @@ int32_t DefaultContext(const ModelConfig& config) {
   return std::min(kDefaultContext, config.max_positions);
 }
 
+uint64_t ProcessBytes(int32_t threads) {
+  return ResidentBytes() + kBaseExtra + N(threads) * kBasePerThread;
+}
+
+uint64_t MarginOf(uint64_t budget) { return std::max(budget / 100 * 3, kMargin); }
+
 int64_t Plan::PrefillWork() const { return int64_t{prefill_rows} * positions_a_row; }
 
 Plan MakePlan(const Model& model, const PlanRequest& asked) {
@@ -556,11 +559,12 @@ Plan MakePlan(const Model& model, const PlanRequest& asked) {
   p.budget_source = machine.source;
   // The process's own memory is not part of what the machine has left.
   if (!asked.ram) p.budget += ResidentBytes();
-  p.margin = Margin(p.budget);
+  p.margin = MarginOf(p.budget);
+  p.measuring = asked.measuring;
   p.threads = asked.threads;
   p.context = asked.context > 0 ? asked.context : DefaultContext(model.Config());
   p.page_tokens = asked.page_tokens;
-  p.base = ResidentBytes() + kBaseExtra + N(asked.threads) * kBasePerThread;
+  p.base = ProcessBytes(asked.threads);
   const PlanRequest r = CutToUse(asked, p.context);
   p.frames = r.frames;
   p = BestResident(model, r, p);

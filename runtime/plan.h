@@ -52,7 +52,8 @@ struct PlanRequest {
   // --kv-ram SIZE: most memory for KV. What the pages of some layers would take beyond it, or where
   // it is not given what the plan gains by it, is on the drive, if that has room.
   std::optional<uint64_t> kv_ram;
-  uint64_t kv_space = 0;  // bytes that KV may take of the drive; 0: all pages stay in memory
+  uint64_t kv_space = 0;   // bytes that KV may take of the drive; 0: all pages stay in memory
+  uint64_t measuring = 0;  // the process's peak while speeds were measured; 0: they were known
 };
 
 struct Plan {
@@ -89,6 +90,7 @@ struct Plan {
   uint64_t sweep_bytes = 0, sweep_dense = 0;
   std::optional<Prediction> prediction;
 
+  uint64_t measuring = 0;  // PlanRequest; it has been given back
   // Settings by hand that ask for memory which nothing can use: the flag, why, and the bytes.
   std::vector<std::string> wasted;
 
@@ -101,6 +103,12 @@ int32_t DefaultContext(const ModelConfig& config);
 
 // Three digits and a unit of 1,000s: "98.3 kB", "12.0 MB", "1.25 GB".
 std::string SizeText(uint64_t bytes);
+
+// What the process takes without weights, KV and scratch: as it is now, and what threads will add.
+uint64_t ProcessBytes(int32_t threads);
+
+// What is kept free below a budget: max(3 %, 64 MB).
+uint64_t MarginOf(uint64_t budget);
 
 // Throws UsageError when it does not fit, saying which flag gains how much.
 Plan MakePlan(const Model& model, const PlanRequest& request);

@@ -48,8 +48,8 @@ std::string Plan::Line() const {
       "plan: {} of {} ({}): dense {}, KV {} for {} tokens, scratch {}, lines {}, {} of {} experts "
       "{}; {} rows, {} answers at once, {} threads",
       SizeText(Total()), SizeText(budget), budget_source, SizeText(dense), SizeText(kv),
-      static_cast<uint64_t>(kv_pages) * static_cast<uint64_t>(page_tokens), SizeText(scratch),
-      SizeText(lines), slot_total, expert_total, SizeText(slots), rows, sequences, threads);
+      int64_t{kv_pages} * page_tokens, SizeText(scratch), SizeText(lines), slot_total, expert_total,
+      SizeText(slots), rows, sequences, threads);
   if (kv_file > 0) text += fmt::format("; KV file {}", SizeText(kv_file));
   if (sweep_bytes > 0) text += fmt::format("; a sweep reads {}", SizeText(sweep_bytes));
   if (sweep_dense > 0) text += fmt::format(", {} of it dense weights", SizeText(sweep_dense));
@@ -84,6 +84,9 @@ std::string Plan::Table() const {
   for (const SlotClass& s : slot_classes) {
     size("expert slots", s.bytes * s.count,
          fmt::format("{} slots of {}", s.count, SizeText(s.bytes)));
+  }
+  if (measuring > Total()) {
+    size("measuring", measuring, "before, and given back: how fast the machine is");
   }
   size("total", Total(), fmt::format("{} kept free", SizeText(margin)));
   row("resident", fmt::format("{:.1f} %", 100 * resident_share),

@@ -2,8 +2,8 @@
 // the page before it and its own tokens; both are compared, the hash only says where to look. A
 // page's serial is never given twice and so stands for its whole prefix: what remains of a chain
 // whose first page was taken for something else is never found again.
-// Threads: one at a time (the scheduler's lock). Memory: page_tokens ids and some 30 bytes for each
-// page (160 bytes a page of 32, which at real size holds 2.9 MB), all of it taken at construction.
+// Threads: one at a time (the scheduler's lock). Memory: page_tokens ids and 28 bytes for each page
+// (156 bytes a page of 32, which at real size holds 2.9 MB), all of it taken at construction.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,12 @@ class PrefixIndex {
   static constexpr int32_t kNone = -1;
 
   PrefixIndex(int32_t pages, int32_t page_tokens);
+
+  // At most, for each page.
+  static uint64_t PageBytes(int32_t page_tokens) {
+    // A power of two buckets, no more than two for each page; the next one, two serials, the ids.
+    return (2 + 1 + static_cast<uint64_t>(page_tokens)) * sizeof(int32_t) + 2 * sizeof(uint64_t);
+  }
 
   // The page that holds `tokens` (page_tokens of them) after the page with serial `before`.
   int32_t Find(uint64_t before, std::span<const int32_t> tokens) const;

@@ -90,6 +90,31 @@ TEST_CASE("peak memory stays within --ram, whatever the pipeline's settings" *
   CheckRun({"--resident", "25MB", "--ctx-size", "1k"}, 4);
 }
 
+TEST_CASE("measuring how fast the machine is stays within --ram" *
+          doctest::skip(kAddressSanitizer)) {
+  // The second has room for more than is ever taken, the last for nothing.
+  for (const uint64_t ram : {kRam, uint64_t{2'000'000'000}, uint64_t{150'000'000}}) {
+    CAPTURE(ram);
+    const TempDir cache;
+    const ProgramOutcome outcome =
+        RunProgram("colibri-run",
+                   {"-m", LargeModel(), "--ram", std::to_string(ram / 1'000'000) + "MB",
+                    "--ctx-size", "512", "--calibrate", "--plan", "-p", "Hello", "--threads", "2"},
+                   "", {"COLIBRI_NO_PREDICTION=", "XDG_CACHE_HOME=" + cache.Path("")});
+    INFO(outcome.out, outcome.err);
+    CHECK(outcome.peak_bytes < ram - 64'000'000);
+    if (ram < kRam) {
+      CHECK(Contains(outcome.err, "no prediction: too little memory"));
+      continue;
+    }
+    CHECK(outcome.exit_code == 0);
+    CHECK(Contains(outcome.out, "predicted"));
+    const double said = Megabytes(outcome.err, "peak memory ");
+    CHECK(static_cast<double>(outcome.peak_bytes) / 1e6 < 1.1 * said);
+    CHECK(said < static_cast<double>(ram) / 1e6);
+  }
+}
+
 TEST_CASE("a budget below what the model needs is refused before anything is loaded" *
           doctest::skip(kAddressSanitizer)) {
   const ProgramOutcome outcome =

@@ -21,14 +21,19 @@ namespace {
 using Places = std::vector<std::pair<uint16_t, int32_t>>;  // frame, layer
 
 constexpr int32_t kFirst = 2, kLayers = 7;  // streamed layers of the fixture: 2 to 6
+const DenseResidents kLayersOnly{.layers = kFirst};
+const DenseResidents kHeadToo{.layers = kFirst, .mtp = false, .head = false};
+const DenseResidents kHeadAlone{.mtp = false, .head = false};
 
 // A stream over a scripted reader, with frames of one row each.
 class Rig {
  public:
-  explicit Rig(int32_t windows, int32_t frames = 1) : model_({FixtureModel("quant-int4-g64")}) {
-    model_.LoadDense({.layers = kFirst});
+  explicit Rig(int32_t windows, int32_t frames = 1, const DenseResidents& residents = kLayersOnly)
+      : model_({FixtureModel("quant-int4-g64")}) {
+    model_.LoadDense(residents);
     reader_.emplace(&model_.Files().Files());
     stream_.emplace(model_, *reader_, windows, frames);
+    stream_->OnHead([this](uint16_t frame) { arrived_.push_back({frame, kHead}); });
     stream_->Start([this](uint16_t frame, int32_t layer) { arrived_.push_back({frame, layer}); });
     for (int32_t i = 0; i < frames; ++i) {
       frames_.push_back(std::make_unique<Frame>(model_, FrameShape{1, 8, 1}));
@@ -38,9 +43,12 @@ class Rig {
   }
   ~Rig() { reader_->Stop(); }
 
+  static constexpr int32_t kHead = 1000;  // in Arrived()
+
   // As a sweep begins.
-  void Refill(int32_t frame) {
+  void Refill(int32_t frame, bool wants_logits = true) {
     At(frame).rows.assign(1, FrameRow{});
+    At(frame).rows[0].wants_logits = wants_logits;
     At(frame).sequences.assign(1, FrameSequence{});
     At(frame).sequences[0].rows = 1;
   }
@@ -86,8 +94,9 @@ class Rig {
 
  private:
   int32_t LayerOf(const ReadJob& job) const {
-    for (int32_t layer = kFirst; layer < kLayers; ++layer) {
-      const std::vector<Extent>& block = model_.Block(layer).extents;
+    for (int32_t layer = 0; layer < kLayers + model_.HeadParts(); ++layer) {
+      const std::vector<Extent>& block =
+          layer < kLayers ? model_.Block(layer).extents : model_.HeadBlock(layer - kLayers).extents;
       if (std::equal(job.extents.begin(), job.extents.end(), block.begin(), block.end())) {
         return layer;
       }
@@ -316,6 +325,77 @@ TEST_CASE("a read ahead that failed before it was wanted is forgotten") {
   CHECK(rig.Shows(3));
 }
 
+TEST_CASE("the parts of the head follow the layers, the next sweep's first layer follows them") {
+  Rig rig(2, 1, kHeadToo);
+  const int32_t end = kLayers + rig.TheModel().HeadParts();
+  rig.Prepare(0);
+  for (int sweep = 0; sweep < 2; ++sweep) {
+    for (int32_t block = 0; block < end; ++block) {
+      while (!rig.Reading().empty()) rig.Complete(rig.Reading().front());
+      CHECK(rig.Await(block));
+      rig.Begin(block);
+      rig.Prepare(block + 1);
+      rig.Left(block);
+    }
+  }
+  CHECK(rig.Stats().waits == 0);
+  CHECK(rig.Arrived().empty());
+  CHECK(rig.Submissions() == static_cast<size_t>(2 * (end - kFirst) + 1));
+}
+
+TEST_CASE("a frame that comes before its part of the head is told so when it is there") {
+  Rig rig(2, 2, kHeadAlone);
+  rig.Prepare(0);
+  CHECK(rig.Reading() == Layers{kLayers});
+  CHECK(rig.Await(0));
+  CHECK_FALSE(rig.Await(kLayers));
+  CHECK(rig.Job(kLayers).promoted);
+  CHECK_FALSE(rig.Await(kLayers, 1));
+  rig.Complete(kLayers);
+  CHECK(rig.Arrived() == Places{{0, Rig::kHead}, {1, Rig::kHead}});
+  CHECK(rig.TheModel().HeadPart(0).data != nullptr);
+  rig.Prepare(kLayers + 1);
+  CHECK(rig.Reading() == Layers{kLayers + 1});
+  rig.Left(kLayers);
+  rig.Left(kLayers, 1);
+}
+
+TEST_CASE("for a frame that draws nothing no part of the head is read ahead") {
+  Rig both(2, 1, kHeadToo), alone(2, 1, kHeadAlone);
+  for (Rig* rig : {&both, &alone}) rig->Refill(0, false);
+  alone.Prepare(0);
+  alone.Prepare(kLayers);
+  CHECK(alone.Reading().empty());
+  both.Prepare(kLayers);
+  CHECK(both.Reading() == Layers{kFirst, kFirst + 1});
+}
+
+TEST_CASE("a part of the head that cannot be read fails the sequences that draw") {
+  Rig rig(2, 1, kHeadToo);
+  Frame& frame = rig.At(0);
+  frame.rows.assign(4, FrameRow{});
+  frame.sequences.assign(2, FrameSequence{});
+  for (size_t i = 0; i < 2; ++i) {  // a prompt that goes on, and one that ends
+    frame.sequences[i].first_row = static_cast<int32_t>(2 * i);
+    frame.sequences[i].rows = 2;
+    frame.rows[2 * i].sequence = frame.rows[2 * i + 1].sequence = static_cast<int32_t>(i);
+  }
+  frame.rows[3].wants_logits = true;
+  CHECK_FALSE(rig.Await(kLayers + 1));
+  rig.Complete(kLayers + 1, EIO);
+  rig.Begin(kLayers + 1);
+  CHECK(frame.rows[0].state == RowState::kLive);
+  CHECK(frame.rows[1].state == RowState::kLive);
+  CHECK(frame.rows[3].state == RowState::kReadFailed);
+  CHECK(frame.sequences[1].failed == FailedRead::kHead);
+  CHECK(frame.sequences[1].error.error == EIO);
+  CHECK(frame.sequences[0].error.error == 0);
+  CHECK_FALSE(frame.WantsLogits());
+  rig.Left(kLayers + 1);
+  rig.Refill(0);
+  CHECK_FALSE(rig.Await(kLayers + 1));  // tried again
+}
+
 TEST_CASE("windows are as large as the largest streamed block, and no more than layers") {
   const Model model({FixtureModel("quant-int4-g64")});
   const auto largest = [&](int32_t from) {
@@ -332,6 +412,9 @@ TEST_CASE("windows are as large as the largest streamed block, and no more than 
   CHECK(DenseStream::Windows(model, {.layers = 0}, 1) == 2);
   CHECK(DenseStream::Windows(model, {.layers = 0}, 2) == 3);
   CHECK(DenseStream::Windows(model, {.layers = 5}, 2) == 2);
+  CHECK(DenseStream::Windows(model, kHeadAlone, 2) == 3);
+  CHECK(DenseStream::WindowBytes(model, kHeadAlone) == model.HeadBlock(0).bytes);
+  CHECK(DenseStream::WindowBytes(model, kHeadToo) >= largest(2));
 }
 
 }  // namespace colibri

@@ -18,8 +18,9 @@ namespace colibri {
 
 // Five layers, four of them with 24 experts; attention keeps 8 positions, so that all but the
 // shortest lines select; several shards. 4,096 token ids, the demo model's tokenizer.
-inline void WriteSmallModel(const std::string& directory) {
+inline void WriteSmallModel(const std::string& directory, bool mtp = true) {
   SyntheticModel m;
+  m.mtp = mtp;
   m.layers = 5;
   m.experts = 24;
   m.top_k = 2;

@@ -20,10 +20,11 @@ namespace colibri {
 namespace {
 
 // Nothing; the first layers; everything but the embedding; everything but one layer.
-const std::vector<DenseResidents> kResidents = {{.layers = 0, .embedding = false, .mtp = false},
-                                                {.layers = 2, .embedding = true, .mtp = false},
-                                                {.embedding = false},
-                                                {.layers = 4, .embedding = false}};
+const std::vector<DenseResidents> kResidents = {
+    {.layers = 0, .embedding = false, .mtp = false, .head = false},
+    {.layers = 2, .embedding = true, .mtp = false},
+    {.embedding = false},
+    {.layers = 4, .embedding = false}};
 
 // The small model, loaded in each of these ways.
 const TestModel& StreamedModel(size_t number) {
@@ -120,7 +121,7 @@ TEST_CASE("every format gives the same bytes from windows as from memory") {
     const Outcome expected = LineByLine(whole, lines);
     CHECK(ErrorsOf(expected).empty());
     for (const int32_t layers : {0, 4}) {
-      const TestModel streamed(directory, {layers, layers > 0, false}, tokenizer);
+      const TestModel streamed(directory, {layers, layers > 0, false, false}, tokenizer);
       RunConfig c;
       c.threads = 2;
       CheckSameLines(RunGraph(streamed, c, lines), expected);

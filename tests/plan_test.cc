@@ -221,7 +221,9 @@ TEST_CASE("with drafts the MTP layer and the embedding are in memory and rows ha
   CHECK(on.rows == off.rows + 2 * kMaxDrafts);
   CHECK(on.slot_total == SmallModel().ExpertCount());
   r.dense = 0;
-  CHECK(MakePlan(SmallModel(), r).resident == DenseResidents{0, true, true});
+  const Plan none = MakePlan(SmallModel(), r);
+  CHECK(none.resident == DenseResidents{0, true, true, true});
+  CHECK(Contains(none.Table(), "head, embedding (both for drafts)"));
 }
 
 TEST_CASE("little memory makes frames narrow, much makes every expert resident") {
@@ -384,6 +386,10 @@ TEST_CASE("where dense weights do not fit, those of the last layers are read wit
     blocks += RealSize().Block(layer).bytes;
     largest = std::max(largest, RealSize().Block(layer).bytes);
   }
+  CHECK_FALSE(p.resident.head);
+  for (int32_t part = 0; part < RealSize().HeadParts(); ++part) {
+    blocks += RealSize().HeadBlock(part).bytes;
+  }
   CHECK(p.dense == RealSize().DenseBytes(p.resident) + 2 * largest);
   CHECK(p.sweep_dense > blocks);
   CHECK(p.sweep_dense < blocks + kMiB);
@@ -409,7 +415,8 @@ TEST_CASE("--resident keeps what it allows: the first layers, and the embedding 
   const Plan all = plan(UINT64_MAX), none = plan(0), some = plan(5'000'000'000);
   CHECK(all.resident == DenseResidents{78, true, false});
   CHECK(all.dense == RealSize().DenseBytes(all.resident));
-  CHECK(none.resident == DenseResidents{0, false, false});
+  CHECK(none.resident == DenseResidents{0, false, false, false});
+  CHECK(Contains(none.Table(), ", 78 layers, the head, rows of the embedding"));
   CHECK(none.sweep_dense > 9'000'000'000);
   CHECK(some.dense <= 5'000'000'000);
   CHECK(some.dense > 4'700'000'000);
@@ -418,6 +425,29 @@ TEST_CASE("--resident keeps what it allows: the first layers, and the embedding 
   CHECK(plan(all.dense).resident == all.resident);
   CHECK(plan(all.dense - 1).resident == DenseResidents{78, false, false});
   CHECK(plan(all.dense - 1).dense_windows == 0);
+  // Then the head, before any layer: it takes smaller windows.
+  const Plan most = plan(plan(all.dense - 1).dense - 1);
+  CHECK(most.resident == DenseResidents{78, false, false, false});
+  CHECK(most.dense_windows == 2);
+  CHECK(most.dense <= plan(all.dense - 1).dense - 850'000'000);
+  CHECK(most.dense == RealSize().DenseBytes(most.resident) + 2 * RealSize().HeadBlock(0).bytes);
+  CHECK(most.sweep_dense > DataBytes(RealSize().Head()));
+  CHECK(most.sweep_dense < DataBytes(RealSize().Head()) + 8 * kMiB);
+  CHECK(Contains(most.Table(), "all layers, 2 windows; a sweep reads"));
+}
+
+TEST_CASE("at real size logits of all rows have room where layers work") {
+  const FrameShape usual{256, 4096, 8}, streamed{256, 4096, 8, true};
+  CHECK(streamed.Bytes(RealSize()) <= usual.Bytes(RealSize()));
+  // Not so in a model with many tokens and small layers.
+  const Model& small = SmallModel();
+  const FrameShape all{64, 128, 2, true};
+  const Frame frame(small, all);
+  const size_t hidden = static_cast<size_t>(small.Config().hidden);
+  const float* end = frame.logits + 64 * static_cast<size_t>(small.Config().vocab);
+  for (const float* kept : {frame.final, frame.attention_out, frame.ffn_out}) {
+    CHECK((kept + 64 * hidden <= frame.logits || kept >= end));
+  }
 }
 
 TEST_CASE("at real size a few answers leave their memory to experts") {

@@ -448,6 +448,41 @@ TEST_CASE("a layer's block, read through its extents, shows the layer's tensors"
   }
 }
 
+TEST_CASE("the head's parts have its outputs, each once, where they were read to") {
+  for (const char* name : {"tiny", "quant-int4-g64", "quant-int8-row", "quant-mixed"}) {
+    CAPTURE(name);
+    Model model({FixtureModel(name)});
+    model.LoadDense({.mtp = false, .head = false});
+    CHECK(model.StreamsHead());
+    CHECK(model.Head().data == nullptr);
+    const FileTable& files = model.Files().Files();
+    std::string data, scales;
+    int32_t next = 0;
+    CHECK(model.HeadParts() > 1);
+    for (int32_t part = 0; part < model.HeadParts(); ++part) {
+      CHECK(model.HeadOutput(part) == next);
+      const DenseBlock& block = model.HeadBlock(part);
+      std::vector<std::byte> bytes(block.bytes);
+      for (const Extent& e : block.extents) {
+        CHECK(e.offset % kIoAlign == 0);
+        const uint64_t end = std::min(e.offset + e.bytes, files.Size(e.file));
+        files.ReadExact(e.file, e.offset, {bytes.data() + e.dest, end - e.offset});
+      }
+      model.PlaceHead(part, bytes.data());
+      const PackedMatrix m = model.HeadPart(part);
+      CHECK(block.useful_bytes == DataBytes(m));
+      data.append(reinterpret_cast<const char*>(m.data), DataBytes(m));
+      if (HasScales(m.format)) {
+        scales.append(reinterpret_cast<const char*>(m.scales), ScaleBytes(m));
+      }
+      next += m.rows;
+      model.PlaceHead(part, nullptr);
+    }
+    CHECK(next == model.Config().vocab);
+    CHECK(data + scales == StoredBytes(model.Files(), "lm_head.weight"));
+  }
+}
+
 TEST_CASE("of what does not stay in memory nothing is loaded but routers, norms and scales") {
   Model model({FixtureModel("quant-mixed")});
   uint64_t blocks = 0;
@@ -455,6 +490,7 @@ TEST_CASE("of what does not stay in memory nothing is loaded but routers, norms 
   const uint64_t all = model.DenseBytes(), less = model.DenseBytes({.layers = 3});
   CHECK(less < all - blocks + 4096);  // the arena has whole pages
   CHECK(model.DenseBytes({.layers = 3, .embedding = false}) < less);
+  CHECK(model.DenseBytes({.layers = 3, .head = false}) < less - DataBytes(model.Head()) + 4096);
   const DenseResidents residents{.layers = 3, .embedding = false, .mtp = false};
   CHECK(model.DenseBytes(residents) < model.DenseBytes({.layers = 3, .embedding = false}));
   model.LoadDense(residents);
