@@ -9,6 +9,7 @@
 #include "apps/run.h"
 #include "apps/say.h"
 #include "io/error.h"
+#include "io/file.h"
 
 namespace {
 
@@ -25,6 +26,8 @@ bool HoldIfClosed(int fd) {
 int main(int argc, char** argv) {
   const bool no_input = HoldIfClosed(STDIN_FILENO), no_output = HoldIfClosed(STDOUT_FILENO);
   HoldIfClosed(STDERR_FILENO);
+  // At once: shards that just fit would leave no number for tokenizer, prompts and ring.
+  colibri::RaiseOpenFileLimit();
   return colibri::WithExitCodes("colibri-run", [&] {
     const std::vector<std::string> arguments(argv + 1, argv + argc);
     const colibri::ParsedCommandLine line = colibri::ParseRunCommandLine(arguments);

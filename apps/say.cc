@@ -1,8 +1,13 @@
 #include "apps/say.h"
 
 #include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -18,7 +23,7 @@ constexpr std::string_view kClearLine = "\r\033[K";
 
 // Never destroyed: the thread of the signals may speak to the end.
 struct Screen {
-  std::mutex mutex;
+  std::timed_mutex mutex;
   std::string status;  // what stands in the last line
 };
 Screen& TheScreen() {
@@ -43,6 +48,25 @@ void ShowStatus(std::string_view line) {
   if (line.empty() && screen.status.empty()) return;
   Write(fmt::format("{}{}", kClearLine, line));
   screen.status = line;
+}
+
+void SayOrGiveUp(std::string_view text) {
+  constexpr auto kPatience = std::chrono::seconds(1);
+  Screen& screen = TheScreen();
+  const std::unique_lock lock(screen.mutex, kPatience);
+  if (!lock.owns_lock()) return;
+  std::string all;
+  if (!screen.status.empty()) all += kClearLine;
+  all.append(text);
+  screen.status.clear();
+  // A pipe that is ready takes PIPE_BUF bytes without waiting.
+  for (std::string_view rest = all; !rest.empty();) {
+    pollfd room{STDERR_FILENO, POLLOUT, 0};
+    if (poll(&room, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())) != 1) return;
+    const ssize_t wrote = write(STDERR_FILENO, rest.data(), std::min<size_t>(rest.size(), PIPE_BUF));
+    if (wrote < 0 && errno != EINTR) return;
+    rest.remove_prefix(static_cast<size_t>(std::max<ssize_t>(wrote, 0)));
+  }
 }
 
 void Say(std::string_view line) { SayPart(std::string(line) + "\n"); }

@@ -10,11 +10,14 @@ namespace colibri {
 
 Signals::Signals() {
   sigemptyset(&set_);
-  for (int signal : {SIGINT, SIGTERM, SIGUSR2}) sigaddset(&set_, signal);
-  // A terminal that closes ends the run too, unless whoever started it said not to (nohup).
-  struct sigaction hangup {};
-  if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler != SIG_IGN) {
-    sigaddset(&set_, SIGHUP);
+  sigaddset(&set_, SIGUSR2);
+  // A terminal that closes ends the run too. But what whoever started us ignores stays ignored:
+  // nohup does so with SIGHUP, a shell without job control with SIGINT of what it puts behind.
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
+    struct sigaction how {};
+    if (sigaction(signal, nullptr, &how) == 0 && how.sa_handler != SIG_IGN) {
+      sigaddset(&set_, signal);
+    }
   }
   pthread_sigmask(SIG_BLOCK, &set_, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
@@ -27,9 +30,10 @@ Signals::~Signals() {
   thread_.join();
 }
 
-void Signals::OnFirst(std::function<void()> stop) {
+void Signals::OnFirst(std::function<void()> stop, std::function<std::string()> state) {
   const std::lock_guard lock(mutex_);
   stop_ = std::move(stop);
+  state_ = std::move(state);
 }
 
 void Signals::Loop() {
@@ -38,13 +42,18 @@ void Signals::Loop() {
     if (sigwait(&set_, &signal) != 0 || done_) return;
     if (signal == SIGUSR2) continue;
     const std::lock_guard lock(mutex_);
+    // Never Say: whoever reads our notes may have stopped doing so, and the next signal counts.
+    if (signal == SIGQUIT) {
+      SayOrGiveUp(state_ ? state_() : "state: nothing runs\n");
+      continue;
+    }
     // Kernel and shell may both tell of one closed terminal: that is no wish for more haste.
     if (signal == SIGHUP && count_ > 0 && stop_) continue;
     if (count_++ > 0 || !stop_) {
-      ShowStatus("");
+      SayOrGiveUp("");
       _exit(130);
     }
-    Say("interrupted: finishing this sweep; once more to stop at once");
+    SayOrGiveUp("interrupted: finishing this sweep; once more to stop at once\n");
     stop_();
   }
 }

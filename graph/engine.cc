@@ -89,6 +89,7 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
                std::unique_ptr<Reader> reader, RequestSource& source)
     : model_(model),
       options_(options),
+      profile_(static_cast<size_t>(options.scheduler.frames)),
       thread_limit_(oneapi::tbb::global_control::max_allowed_parallelism,
                     static_cast<size_t>(options.threads)),
       arena_(options.threads, 1),
@@ -181,6 +182,7 @@ void Engine::Closed(uint32_t sequence) {
 
 void Engine::Stop() {
   scheduler_.Stop();
+  reader_.Unthrottle();  // at a byte a second the sweep would have no end
   const uint64_t one = 1;
   (void)!write(wake_fd_, &one, sizeof one);
 }

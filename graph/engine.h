@@ -114,6 +114,10 @@ class Engine final : public NodeBodies {
   void Stop();
 
   EngineStats Stats() const;
+  // Where every frame is and what it waits for, what every node did and does, experts, reads under
+  // way, sequences: lines for people who look at a run that stands still. Any thread; never waits
+  // long.
+  std::string StateText() const;
   std::vector<SequenceLeft> Left() const { return scheduler_.Left(); }
   Profile& TheProfile() { return profile_; }
   const Profile& TheProfile() const { return profile_; }

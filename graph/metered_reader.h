@@ -1,14 +1,19 @@
-// A reader that tells the profile when reads or writes are in flight and when none is, and for a
-// trace what each of them was.
+// A reader that tells the profile when reads or writes are in flight and when none is, for a trace
+// what each of them was, and to whoever asks what is under way.
 // Threads: as the reader it wraps.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "graph/profile.h"
+#include "io/lock_soon.h"
 #include "io/reader.h"
 
 namespace colibri {
@@ -35,44 +40,59 @@ class MeteredReader final : public Reader {
     return cancelled;
   }
   void CutShort(uint64_t id) override { reader_->CutShort(id); }
+  void Unthrottle() override { reader_->Unthrottle(); }
   void Stop() override { reader_->Stop(); }
   ReaderStats Stats() const override { return reader_->Stats(); }
   std::string Name() const override { return reader_->Name(); }
 
- private:
-  struct Traced {
+  // A job that has not ended, and since when.
+  struct Pending {
     Profile::Clock::time_point start;
     const char* name = "";
+    Extent first;  // where it begins
     uint64_t bytes = 0;
   };
+  // Oldest first; nullopt: cannot be told now.
+  std::optional<std::vector<Pending>> UnderWay() const {
+    std::vector<Pending> all;
+    {
+      const auto lock = LockSoon(mutex_);
+      if (!lock.owns_lock()) return std::nullopt;
+      for (const auto& [id, pending] : pending_) all.push_back(pending);
+    }
+    std::sort(all.begin(), all.end(),
+              [](const Pending& a, const Pending& b) { return a.start < b.start; });
+    return all;
+  }
 
-  static const char* TraceName(const ReadJob& job) {
+ private:
+  static const char* NameOf(const ReadJob& job) {
     if (job.write) return "write";
     if (job.read_class == ReadClass::kDemand) return "demand";
     return job.read_class == ReadClass::kAhead ? "ahead" : "prefetch";
   }
   void Started(const ReadJob& job) {
+    Pending pending{Profile::Clock::now(), NameOf(job), {}, 0};
+    if (!job.extents.empty()) pending.first = job.extents.front();
+    for (const Extent& extent : job.extents) pending.bytes += extent.bytes;
     const std::lock_guard lock(mutex_);
-    if (jobs_++ == 0) profile_.ReadsBusy(true);
-    if (!profile_.Tracing()) return;
-    Traced traced{Profile::Clock::now(), TraceName(job), 0};
-    for (const Extent& extent : job.extents) traced.bytes += extent.bytes;
-    traced_[job.id] = traced;
+    if (pending_.empty()) profile_.ReadsBusy(true);
+    pending_[job.id] = pending;
   }
   void Ended(uint64_t id, bool done) {
     const std::lock_guard lock(mutex_);
-    if (--jobs_ == 0) profile_.ReadsBusy(false);
-    const auto at = traced_.find(id);
-    if (at == traced_.end()) return;
-    if (done) profile_.AddRead(at->second.start, at->second.name, at->second.bytes);
-    traced_.erase(at);
+    const auto at = pending_.find(id);
+    if (at == pending_.end()) return;
+    const Pending pending = at->second;
+    pending_.erase(at);
+    if (pending_.empty()) profile_.ReadsBusy(false);
+    if (done && profile_.Tracing()) profile_.AddRead(pending.start, pending.name, pending.bytes);
   }
 
   std::unique_ptr<Reader> reader_;
   Profile& profile_;
-  std::mutex mutex_;
-  int jobs_ = 0;
-  std::unordered_map<uint64_t, Traced> traced_;
+  mutable std::mutex mutex_;
+  std::unordered_map<uint64_t, Pending> pending_;  // guarded by mutex_
 };
 
 }  // namespace colibri

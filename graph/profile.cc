@@ -27,6 +27,22 @@ void AddTo(OverlapFigures* figures, bool computing, bool reading, double seconds
   into += seconds;
 }
 
+// The others work on a frame beside each other, or on none.
+bool HasFrameAlone(NodeId node) {
+  switch (node) {
+    case NodeId::kFetch:
+    case NodeId::kExpertFfn:
+    case NodeId::kSharedFfn:
+    case NodeId::kLookahead:
+    case NodeId::kDeliver:
+      return false;
+    default:
+      return true;
+  }
+}
+
+constexpr uint32_t kNowhere = static_cast<uint32_t>(NodeId::kCount) << 16;
+
 }  // namespace
 
 const char* NodeName(NodeId node) {
@@ -37,7 +53,10 @@ const char* NodeName(NodeId node) {
   return kNames[static_cast<size_t>(node)];
 }
 
-Profile::Profile() { Start(); }
+Profile::Profile(size_t frames) : places_(frames) {
+  for (auto& place : places_) place = kNowhere;
+  Start();
+}
 
 void Profile::Start() {
   const std::lock_guard lock(mutex_);
@@ -77,6 +96,11 @@ void Profile::AddRead(Clock::time_point start, const char* name, uint64_t bytes)
 Profile::Span::Span(Profile& profile, NodeId node, uint16_t frame, uint16_t layer)
     : profile_(profile), node_(node), frame_(frame), layer_(layer), start_(Clock::now()) {
   if (node == NodeId::kAttention) profile.layer_.store(layer, std::memory_order_relaxed);
+  if (HasFrameAlone(node) && frame < profile.places_.size()) {
+    profile.places_[frame].store(static_cast<uint32_t>(node) << 16 | layer,
+                                 std::memory_order_relaxed);
+  }
+  profile.nodes_[static_cast<size_t>(node)].running.fetch_add(1, std::memory_order_relaxed);
   profile.Change(1, 0);
 }
 
@@ -87,6 +111,7 @@ Profile::Span::~Span() {
   Counter& counter = profile_.nodes_[static_cast<size_t>(node_)];
   counter.count.fetch_add(1, std::memory_order_relaxed);
   counter.busy_ns.fetch_add(ns, std::memory_order_relaxed);
+  counter.running.fetch_sub(1, std::memory_order_relaxed);
   profile_.Change(-1, 0);
   if (!profile_.trace_) return;
   const std::lock_guard lock(profile_.mutex_);
@@ -98,7 +123,13 @@ Profile::Span::~Span() {
 
 NodeFigures Profile::Node(NodeId node) const {
   const Counter& c = nodes_[static_cast<size_t>(node)];
-  return {c.count.load(std::memory_order_relaxed), c.busy_ns.load(std::memory_order_relaxed)};
+  return {c.count.load(std::memory_order_relaxed), c.busy_ns.load(std::memory_order_relaxed),
+          c.running.load(std::memory_order_relaxed)};
+}
+
+FramePlace Profile::Place(uint16_t frame) const {
+  const uint32_t place = places_[frame].load(std::memory_order_relaxed);
+  return {static_cast<NodeId>(place >> 16), static_cast<uint16_t>(place)};
 }
 
 OverlapFigures Profile::Overlap() const {

@@ -36,6 +36,13 @@ const char* NodeName(NodeId node);
 
 struct NodeFigures {
   uint64_t count = 0, busy_ns = 0;
+  int32_t running = 0;  // bodies, now
+};
+
+// The last node that had a frame for itself, and the layer.
+struct FramePlace {
+  NodeId node = NodeId::kCount;  // kCount: it has not been anywhere
+  uint16_t layer = 0;
 };
 
 // Wall time by what ran; the four add up to the time between Start and now.
@@ -63,7 +70,8 @@ class Profile {
     Clock::time_point start_;
   };
 
-  Profile();
+  // `frames`: how many there are.
+  explicit Profile(size_t frames = 0);
   // Clears everything and starts the clock.
   void Start();
   // The reader has something in flight, or nothing any more.
@@ -76,6 +84,7 @@ class Profile {
   static constexpr size_t kMaxEvents = size_t{1} << 21;  // 64 MiB of spans
 
   NodeFigures Node(NodeId node) const;
+  FramePlace Place(uint16_t frame) const;
   OverlapFigures Overlap() const;
   double Seconds() const;
   // The layer the last attention ran in; for progress.
@@ -99,8 +108,10 @@ class Profile {
 
   struct alignas(64) Counter {
     std::atomic<uint64_t> count{0}, busy_ns{0};
+    std::atomic<int32_t> running{0};
   };
   std::array<Counter, static_cast<size_t>(NodeId::kCount)> nodes_;
+  std::vector<std::atomic<uint32_t>> places_;  // by frame: node and layer
   std::atomic<int32_t> layer_{-1};
   Clock::time_point start_;
   bool trace_ = false;

@@ -28,13 +28,13 @@ constexpr const char* kHolds =
 void ListShards(const std::string& directory, std::map<std::string, std::string>& shards) {
   struct stat info {};
   if (::stat(directory.c_str(), &info) != 0) {
-    throw ModelError(fmt::format("{}: {}; {}", directory, std::strerror(errno), kHolds));
+    FailToOpen(directory, errno, fmt::format("; {}", kHolds));
   }
   if (!S_ISDIR(info.st_mode)) {
     throw ModelError(fmt::format("{}: not a directory; {}", directory, kHolds));
   }
   const std::unique_ptr<DIR, int (*)(DIR*)> dir(::opendir(directory.c_str()), ::closedir);
-  if (dir == nullptr) throw ModelError(fmt::format("{}: {}", directory, std::strerror(errno)));
+  if (dir == nullptr) FailToOpen(directory, errno);
   while (const dirent* entry = ::readdir(dir.get())) {
     const std::string name = entry->d_name;
     if (name.front() == '.' || !name.ends_with(kExtension)) continue;
@@ -67,10 +67,16 @@ std::string DescribeNonHeader(std::string_view start, uint64_t length, uint64_t 
 
 void CheckRegular(const std::string& path) {
   struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) {
-    throw ModelError(fmt::format("{}: {}", path, std::strerror(errno)));
-  }
+  if (::stat(path.c_str(), &info) != 0) FailToOpen(path, errno);
   if (!S_ISREG(info.st_mode)) throw ModelError(fmt::format("{}: not a regular file", path));
+}
+
+void FailToOpen(const std::string& path, int error, const std::string& advice) {
+  const std::string text = fmt::format("{}: {}{}", path, std::strerror(error), advice);
+  for (const int wrong : {ENOENT, ENOTDIR, EACCES, ELOOP, ENAMETOOLONG}) {
+    if (error == wrong) throw ModelError(text);
+  }
+  throw IoError(text);
 }
 
 Container::Container(const std::vector<std::string>& directories) : directories_(directories) {

@@ -27,6 +27,10 @@ struct TensorEntry {
 
 // Throws ModelError: a FIFO would block for ever, and a device gives bytes that are no model.
 void CheckRegular(const std::string& path);
+// Throws for a file or folder of the model that cannot be opened: ModelError where it is the wrong
+// one (not there, not allowed), IoError where machine or drive fail (too many open files, EIO).
+// `advice` ends the message.
+[[noreturn]] void FailToOpen(const std::string& path, int error, const std::string& advice = "");
 
 class Container {
  public:

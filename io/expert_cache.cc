@@ -1,6 +1,8 @@
 // Length: one state machine under one lock; a reader of a transition needs all the others.
 #include "io/expert_cache.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <deque>
@@ -9,6 +11,7 @@
 #include <utility>
 
 #include "io/check.h"
+#include "io/lock_soon.h"
 #include "io/slot_pool.h"
 
 namespace colibri {
@@ -469,6 +472,28 @@ void ExpertCache::DropHints() {
 CacheStats ExpertCache::Stats() const {
   std::lock_guard lock(impl_->mutex);
   return impl_->stats;
+}
+
+std::string ExpertCache::StateText() const {
+  const auto lock = LockSoon(impl_->mutex);
+  if (!lock.owns_lock()) return "busy";
+  size_t ready = 0, pinned = 0, reading = 0, hints = 0, queued = 0, waiters = 0, slots = 0, free = 0;
+  for (const Entry& entry : impl_->entries) {
+    ready += entry.state == State::kReady ? 1 : 0;
+    pinned += entry.pins > 0 ? 1 : 0;
+    reading += entry.state == State::kReading ? 1 : 0;
+    hints += entry.state == State::kReading && entry.hint_read ? 1 : 0;
+    queued += entry.state == State::kQueued ? 1 : 0;
+    waiters += entry.waiters.size();
+  }
+  for (const Class& in : impl_->classes) {
+    slots += in.item_of.size();
+    free += in.free.size();
+  }
+  return fmt::format(
+      "{} ready, {} of them pinned; {} being read, {} of them guesses; {} without a slot; {} jobs "
+      "wait; {} of {} slots free",
+      ready, pinned, reading, hints, queued, waiters, free, slots);
 }
 
 void ExpertCache::CheckIdle() const {

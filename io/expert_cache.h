@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "io/cache_policy.h"
@@ -85,6 +86,8 @@ class ExpertCache {
   void DropHints();
 
   CacheStats Stats() const;
+  // What is where, in one line for people. Any thread; never waits long.
+  std::string StateText() const;
   // Debug: aborts unless nothing is pinned, waited for or queued.
   void CheckIdle() const;
   // Stops the reader (waits for reads in flight). Every waiter gets its on_ready (ECANCELED where

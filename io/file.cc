@@ -20,7 +20,6 @@
 #include "io/reader.h"
 
 namespace colibri {
-namespace {
 
 bool RaiseOpenFileLimit() {
   rlimit limit{};
@@ -29,8 +28,9 @@ bool RaiseOpenFileLimit() {
   return setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
-// -1 and errno on failure. A model of 150 shards, opened twice, passes a soft limit of 256 (some
-// desktops) and comes near 1,024.
+namespace {
+
+// -1 and errno on failure.
 int Open(const std::string& path, int flags) {
   for (bool raised = false;;) {
     const int fd = open(path.c_str(), O_CLOEXEC | flags, S_IRUSR | S_IWUSR);

@@ -54,6 +54,11 @@ class PreadReader final : public Reader {
     NotifyAll();
   }
 
+  void Unthrottle() override {
+    scheduler_.Unthrottle();
+    NotifyAll();
+  }
+
   void Stop() override {
     scheduler_.Close();
     {

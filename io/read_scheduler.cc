@@ -111,6 +111,11 @@ void ReadScheduler::CutShort(uint64_t id) {
   FinishIfOver(at->second);
 }
 
+void ReadScheduler::Unthrottle() {
+  std::lock_guard lock(mutex_);
+  bucket_.Lift();
+}
+
 ReaderStats ReadScheduler::Stats() const {
   std::lock_guard lock(mutex_);
   ReaderStats stats = stats_;

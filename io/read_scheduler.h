@@ -57,6 +57,7 @@ class ReadScheduler {
   void Promote(uint64_t id);
   bool Cancel(uint64_t id);
   void CutShort(uint64_t id);
+  void Unthrottle();
   ReaderStats Stats() const;
 
   // The next segment: demand, ahead, prefetch; first come first served within a class, a segment

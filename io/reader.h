@@ -89,6 +89,8 @@ class Reader {
   // Nobody wants this job any more: what of it has not been sent need not be. Its callback runs all
   // the same, with ECANCELED if something was left out. No effect on a demand.
   virtual void CutShort(uint64_t /*id*/) {}
+  // Lifts the throttle for good: a run that was told to stop is not to wait for it.
+  virtual void Unthrottle() {}
   // Waits for what is in flight, drops what is queued (their callbacks run with ECANCELED),
   // joins the threads. The callback is not called afterwards.
   virtual void Stop() = 0;

@@ -27,6 +27,9 @@ class TokenBucket {
     return static_cast<uint64_t>(std::min(missing / rate_ * 1e9, 1e18)) + 1;
   }
 
+  // No wait from now on.
+  void Lift() { rate_ = 0; }
+
   void Take(uint64_t bytes) { tokens_ -= static_cast<double>(bytes); }
   void GiveBack(uint64_t bytes) { tokens_ += static_cast<double>(bytes); }
 

@@ -78,6 +78,11 @@ class UringReader final : public Reader {
     Wake();
   }
 
+  void Unthrottle() override {
+    scheduler_.Unthrottle();
+    Wake();
+  }
+
   void Stop() override {
     if (!thread_.joinable()) return;
     scheduler_.Close();

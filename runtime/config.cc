@@ -318,7 +318,7 @@ std::optional<std::string> ReadSmallFile(const std::string& path) {
   CheckRegular(path);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rbe"),
                                                              std::fclose);
-  if (file == nullptr) throw ModelError(fmt::format("{}: {}", path, std::strerror(errno)));
+  if (file == nullptr) FailToOpen(path, errno);
   std::string text;
   char buffer[1 << 16];
   while (const size_t n = std::fread(buffer, 1, sizeof(buffer), file.get())) {

@@ -131,7 +131,7 @@ void Deliverer::FinishLine(Sequence& s) {
   line.drafts_offered += s.drafts_offered;
   line.drafts_accepted += s.drafts_accepted;
   line.finished.push_back(ChoiceOf(s));
-  if (--line.open_choices > 0) return options_.close(s.index);
+  if (line.open_choices.fetch_sub(1) > 1) return options_.close(s.index);
   std::sort(line.finished.begin(), line.finished.end(),
             [](const Choice& a, const Choice& b) { return a.index < b.index; });
   LineFigures figures = FiguresOf(s);

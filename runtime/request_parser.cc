@@ -213,7 +213,7 @@ class BodyReader {
       } else if (name == "continue_final_message") {
         if (!argument.is_null()) continue_ = BoolField(name, argument);
       } else {
-        thinking_said_ = thinking_said_ || name == "enable_thinking";
+        thinking_said_ = thinking_said_ || (name == "enable_thinking" && !argument.is_null());
         others[name] = argument;
       }
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <thread>
+#include <utility>
 
 #include "io/check.h"
 #include "runtime/line_limits.h"
@@ -79,34 +80,6 @@ void Scheduler::ChooseLine() {
   next_choice_ = 0;
 }
 
-// False: the line at hand waits for those under way to end. Without a line under way the pool is
-// whole, so that this comes to an end.
-bool Scheduler::TakePool() {
-  if (next_choice_ > 0 || pending_->error) return true;
-  const Request& request = pending_->request;
-  if (AdmissionError(request, options_.context)) return true;  // refused at once
-  const uint64_t charge = LineCharge(request, options_.context);
-  const uint64_t left = options_.line_pool - std::min(pool_taken_, options_.line_pool);
-  if (pool_taken_ > 0 && charge > left) return false;
-  pending_->charge = charge;
-  pool_taken_ += charge;
-  return true;
-}
-
-// False: no line or no sequence is free, or the line waits for the pool.
-bool Scheduler::StartChoice() {
-  if (free_.empty() || (pending_ == nullptr && ahead_.empty())) return false;
-  if (pending_ == nullptr) ChooseLine();
-  if (!TakePool()) return false;
-  Sequence& s = table_[free_.back()];
-  free_.pop_back();
-  s.line = pending_;
-  s.choice = next_choice_++;
-  if (next_choice_ >= pending_choices_) pending_.reset();
-  Admit(s);
-  return true;
-}
-
 // Others may come in between where lines are skipped: nothing is kept across it.
 void Scheduler::Pull(std::unique_lock<std::mutex>& lock) {
   while (!stopped_) {
@@ -122,9 +95,7 @@ void Scheduler::Pull(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-void Scheduler::Admit(Sequence& s) {
-  const Request& request = s.line->request;
-  s.age = next_age_++;
+void Scheduler::Reset(Sequence& s) {
   s.error.reset();
   s.cause = StopCause::kNone;
   s.done = false;
@@ -137,9 +108,15 @@ void Scheduler::Admit(Sequence& s) {
   s.bytes_read = 0;
   s.hit_sum = 0;
   s.admitted = Clock::now();
-  s.prompt = static_cast<int32_t>(request.prompt.size());
+  s.prompt = static_cast<int32_t>(s.line->request.prompt.size());
   s.tokens.clear();
   s.logprobs = {};
+}
+
+void Scheduler::Admit(Sequence& s) {
+  const Request& request = s.line->request;
+  s.age = next_age_++;
+  Reset(s);
   // A later choice's line may have got its error from the deliverer, who tells it once, at the end.
   if (s.choice == 0 && s.line->error) return Refuse(s, *s.line->error);
   if (auto error = AdmissionError(request, options_.context)) {
@@ -468,7 +445,7 @@ Scheduler::After Scheduler::Drained(int32_t* wake, bool* poll_input) {
   *wake = TakeParkedIfWork();
   if (*wake >= 0) return After::kWake;
   if (static_cast<int32_t>(free_.size()) == options_.sequences) {
-    COLIBRI_DCHECK(kv_.FreePages() == kv_.Pages());
+    COLIBRI_CHECK(kv_.FreePages() == kv_.Pages());  // nobody is left who could hold one
     if (!open_) return After::kFinished;
   }
   *poll_input = open_ && !free_.empty() && pending_ == nullptr;

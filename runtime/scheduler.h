@@ -136,6 +136,9 @@ class Scheduler {
   uint32_t Sequences() const { return static_cast<uint32_t>(options_.sequences); }
   RequestSource& Source() { return source_; }
   SchedulerStats Stats() const;
+  // Frames without work, sequences by who holds them, KV pages: lines for people. Any thread; never
+  // waits long.
+  std::string StateText() const;
   // Of every sequence that has been started and not ended.
   std::vector<SequenceLeft> Left() const;
 
@@ -145,7 +148,9 @@ class Scheduler {
   RequestSource::Next TakeLine();
   void ChooseLine();
   bool StartChoice();
+  void DropChoices();
   bool TakePool();
+  static void Reset(Sequence& s);
   void Admit(Sequence& s);
   void Refuse(Sequence& s, LineError error);
   void PlaceRows(Frame& frame);

@@ -1,6 +1,7 @@
 // What the scheduler tells of its work: totals, and what sequences may still need.
 #include <fmt/format.h>
 
+#include "io/lock_soon.h"
 #include "runtime/scheduler.h"
 
 namespace colibri {
@@ -35,6 +36,27 @@ SchedulerStats Scheduler::Stats() const {
   stats.input_open = open_;
   stats.lines_ahead = ahead_.size();
   return stats;
+}
+
+std::string Scheduler::StateText() const {
+  const auto lock = LockSoon(mutex_);
+  if (!lock.owns_lock()) return "scheduler: busy\n";
+  int32_t in_frames = 0, delivered = 0, waiting = 0;
+  for (const Sequence& s : table_) {
+    if (s.line == nullptr) continue;
+    const int32_t owner = s.owner;
+    ++(owner >= 0 ? in_frames : owner == Sequence::kDeliver ? delivered : waiting);
+  }
+  std::string parked;
+  for (const int32_t frame : parked_) parked += fmt::format(" {}", frame);
+  return fmt::format(
+      "frames parked:{} of {}{}\n"
+      "sequences: {} in frames, {} waiting, {} at deliver or output, {} free; {} lines ahead{}\n"
+      "input: {}, {} lines read\nKV pages: {} of {} free\n",
+      parked.empty() ? " none" : parked, options_.frames, stopped_ ? "; told to stop" : "",
+      in_frames, waiting, delivered, free_.size(), ahead_.size(),
+      pending_ != nullptr ? ", one with choices to start" : "", open_ ? "open" : "at its end",
+      stats_.lines_read, kv_.FreePages(), kv_.Pages());
 }
 
 std::vector<SequenceLeft> Scheduler::Left() const {

@@ -20,13 +20,16 @@ namespace colibri {
 
 using Clock = std::chrono::steady_clock;
 
-// What the choices of one line share. `finished`, `admitted`, `cached` and the drafts belong
-// to the deliverer alone.
+// What the choices of one line share. `finished`, `error`, `admitted`, `cached` and the drafts
+// belong to the deliverer alone, until no choice is open any more.
 struct LineState {
   Request request;
   std::vector<Choice> finished;
   std::optional<LineError> error;  // of the first choice that failed
-  int32_t open_choices = 0;
+  // A choice has failed, and the line with it: the others that run end with their sweep, those that
+  // do not yet run never do.
+  std::atomic<bool> failed{false};
+  std::atomic<int32_t> open_choices{0};  // whoever ends the last has the record written
   uint64_t charge = 0;  // taken from the scheduler's pool until the last sequence is closed
   Clock::time_point admitted = Clock::time_point::max();  // of the finished choices, the earliest
   int32_t cached = INT32_MAX;                             // likewise the least

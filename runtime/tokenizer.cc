@@ -196,7 +196,7 @@ std::string ReadFile(const std::string& path) {
   CheckRegular(path);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
                                                              &std::fclose);
-  if (!file) throw ModelError(fmt::format("{}: {}", path, std::strerror(errno)));
+  if (!file) FailToOpen(path, errno);
   std::string text;
   size_t got = 0;
   do {

@@ -112,14 +112,15 @@ void AcceptTokens(Frame& frame, const FrameFigures& figures,
       s.error = ErrorOf(row, place, path_of);
     } else {
       s.stored = row.position + 1;
-      if (!row.wants_logits) continue;  // prefill goes on
-      if (frame.drawn[base] < 0) s.error = LogitsError(row);
+      if (!row.wants_logits && !s.line->failed) continue;  // prefill goes on
+      if (row.wants_logits && frame.drawn[base] < 0) s.error = LogitsError(row);
     }
+    if (s.error) s.line->failed = true;
     s.drafts.clear();
     s.drafts_offered += place.drafts;
-    if (!s.error) AppendDrawn(frame, place, base);
+    if (!s.line->failed) AppendDrawn(frame, place, base);
     s.drafts_accepted += place.accepted;
-    s.done = s.error.has_value() || s.cause != StopCause::kNone;
+    s.done = s.line->failed || s.cause != StopCause::kNone;
     const Notice notice{s.index, static_cast<uint32_t>(s.Generated()), s.done ? 1u : 0u};
     // From here a finished sequence belongs to the deliverer: touch nothing of it.
     if (s.done) s.owner = Sequence::kDeliver;

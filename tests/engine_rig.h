@@ -342,7 +342,7 @@ struct RunHooks {
 
 inline Outcome RunGraph(const TestModel& m, const RunConfig& c, RequestSource& source,
                         const RunHooks& hooks = {}) {
-  const Watchdog watchdog(c.Text());
+  Watchdog watchdog(c.Text());
   const RunFiles files(m.model, c);
   CHECK(files.FolderIsEmpty());
   EngineOptions options = EngineOptionsOf(m, c);
@@ -351,6 +351,7 @@ inline Outcome RunGraph(const TestModel& m, const RunConfig& c, RequestSource& s
   Engine engine(m.model, m.tokenizer, options,
                 hooks.reader ? hooks.reader(files) : ReaderOf(c, files.Table(), hooks.fault),
                 source);
+  const Watchdog::Asking asking(watchdog, [&engine] { return engine.StateText(); });
   Outcome outcome;
   RecordFile file;
   {

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -123,6 +124,30 @@ TEST_CASE("when no expert can be read every line fails and the engine comes to i
     const Outcome got = RunGraph(SmallModel(), c, lines, hooks);
     CHECK(got.records.size() == lines.size());
     CHECK(ErrorsOf(got).size() == lines.size());
+  }
+}
+
+TEST_CASE("of a line whose first choice has failed the others do not run") {
+  std::vector<TestLine> lines = ShortLines();
+  lines.resize(3);
+  for (TestLine& line : lines) line.request.choices = 12;
+  std::vector<uint32_t> all(SmallModel().model.ExpertCount());
+  std::iota(all.begin(), all.end(), 0u);
+  const Outcome alone = LineByLine(SmallModel(), lines, all);
+  CHECK(ErrorsOf(alone).size() == lines.size());
+  CHECK(alone.stats.scheduler.started == lines.size());
+  for (RunConfig c : FaultConfigs()) {
+    for (const int32_t sequences : {1, 2, 5}) {
+      c.sequences = sequences;
+      INFO(c.Text());
+      RunHooks hooks;
+      hooks.fault = [](const ReadJob&) { return EIO; };
+      const Outcome got = RunGraph(SmallModel(), c, lines, hooks);
+      CHECK(ErrorsOf(got) == ErrorsOf(alone));
+      // Those that had a sequence by then.
+      CHECK(got.stats.scheduler.started <= lines.size() * static_cast<uint64_t>(sequences));
+      CHECK(got.stats.scheduler.started == got.stats.scheduler.ended);
+    }
   }
 }
 

@@ -211,6 +211,23 @@ TEST_CASE("stop runs every callback: what was queued is cancelled, nothing comes
   });
 }
 
+TEST_CASE("a throttle that is lifted lets what waits go at once") {
+  ForEach(RealBackends(), [](const Backend& backend) {
+    Shards shards(backend);
+    SlotPool pool({{4 * kMiB, 2}});
+    Answers answers;
+    // A byte a second: only the first segment goes, and the rest would take weeks.
+    const std::unique_ptr<Reader> reader = backend.make(shards.files, {.bytes_per_second = 1});
+    reader->Start(answers.Callback());
+    const std::vector<Extent> extents = {{0, 0, 3 * kMiB, 0}};
+    reader->Submit({1, ReadClass::kDemand, pool.Data(0, 0), extents});
+    reader->Unthrottle();
+    CHECK(answers.Of(1).error == 0);
+    reader->Submit({2, ReadClass::kPrefetch, pool.Data(0, 1), extents});
+    CHECK(answers.Of(2).error == 0);
+  });
+}
+
 TEST_CASE("a stop right after a submission still runs the callback, once") {
   ForEach(AllBackends(), [](const Backend& backend) {
     Shards shards(backend);

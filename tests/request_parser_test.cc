@@ -199,8 +199,7 @@ TEST_CASE("thinking and effort follow the line, and contradictions are refused")
   const std::string off = "[gMASK]<sop><|user|>Hi<|assistant|><think></think>";
   for (const std::string fields :
        {R"("reasoning_effort": "none")", R"("chat_template_kwargs": {"enable_thinking": false})",
-        R"("chat_template_kwargs": {"reasoning_effort": "none"})",
-        R"("chat_template_kwargs": {"enable_thinking": null})"}) {
+        R"("chat_template_kwargs": {"reasoning_effort": "none"})"}) {
     const auto request = Good(ChatLine(fields));
     CHECK(Text(request) == off);
     CHECK_FALSE(request.thinking);
@@ -233,6 +232,20 @@ TEST_CASE("thinking and effort follow the line, and contradictions are refused")
   CHECK(Refused(ChatLine(R"("reasoning_effort": "high",
                             "chat_template_kwargs": {"reasoning_effort": "max"})")) ==
         "unsupported_value chat_template_kwargs.reasoning_effort");
+}
+
+TEST_CASE("enable_thinking null is as good as left out") {
+  const std::string null = R"("chat_template_kwargs": {"enable_thinking": null})";
+  RequestDefaults quiet;
+  quiet.thinking = false;
+  for (const RequestDefaults& defaults : {RequestDefaults{}, quiet}) {
+    const auto request = Good(ChatLine(null), defaults);
+    CHECK(request.thinking == defaults.thinking);
+    CHECK(Text(request) == Text(Good(ChatLine(""), defaults)));
+  }
+  // It contradicts no effort either.
+  CHECK(Good(ChatLine(R"("reasoning_effort": "high", )" + null)).effort == "high");
+  CHECK(Good(ChatLine(R"("reasoning_effort": "none", )" + null)).effort == "none");
 }
 
 TEST_CASE("an unknown template argument is refused by name") {

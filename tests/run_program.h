@@ -34,9 +34,10 @@ class RunningProgram {
   enum class Screen : uint8_t { kPipes, kTerminal };  // kTerminal: what is on it is `out`
 
   // name: of a program in the build folder, or the whole path of another one. environment:
-  // "NAME=value", added to ours.
+  // "NAME=value", added to ours. ignored: a signal that the program finds ignored.
   RunningProgram(const std::string& name, const std::vector<std::string>& arguments,
-                 const std::vector<std::string>& environment = {}, Screen screen = Screen::kPipes) {
+                 const std::vector<std::string>& environment = {}, Screen screen = Screen::kPipes,
+                 int ignored = 0) {
     // A program that ends early must not take the test along.
     ::signal(SIGPIPE, SIG_IGN);
     std::array<int, 2> in = Pipe(), out{}, err{};
@@ -57,6 +58,11 @@ class RunningProgram {
     sigset_t usual;
     sigemptyset(&usual);
     sigaddset(&usual, SIGPIPE);
+    // Whatever whoever runs the tests ignores, as a shell does for what it puts behind.
+    for (const int signal : {SIGINT, SIGTERM, SIGQUIT}) {
+      if (signal != ignored) sigaddset(&usual, signal);
+    }
+    void (*const before)(int) = ignored == 0 ? nullptr : ::signal(ignored, SIG_IGN);
     posix_spawnattr_setsigdefault(&attributes, &usual);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
     const std::string path = name.front() == '/' ? name : COLIBRI_BINARY_DIR "/" + name;
@@ -78,6 +84,7 @@ class RunningProgram {
     envp.push_back(nullptr);
     const int error =
         posix_spawn(&pid_, path.c_str(), &actions, &attributes, argv.data(), envp.data());
+    if (ignored != 0) ::signal(ignored, before);
     posix_spawn_file_actions_destroy(&actions);
     posix_spawnattr_destroy(&attributes);
     for (const int fd : {in[0], out[1], err[1]}) close(fd);

@@ -190,6 +190,8 @@ struct Rig {
   bool stores = true;
   // Makes the drafts of a sequence that goes on, once its frame is verified.
   std::function<void(Sequence&)> propose;
+  // Rows of a sequence for which it says so have logits that are not finite.
+  std::function<bool(const Sequence&)> fails;
   FakeSource source;
   KvStore kv;
   const std::vector<int32_t> stop_ids{1};
@@ -223,7 +225,7 @@ struct Rig {
     const Sequence& s = *place.sequence;
     const auto first = static_cast<size_t>(place.first_row);
     for (size_t r = first; r < first + static_cast<size_t>(place.rows); ++r) {
-      frame.drawn[r] = TokenOf(s.line->request.line, s.choice, frame.rows[r].position + 1);
+      frame.drawn[r] = fails && fails(s) ? -1 : TokenOf(s.line->request.line, s.choice, frame.rows[r].position + 1);
     }
   }
   void Store(Frame& frame, const FrameSequence& place) {

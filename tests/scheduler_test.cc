@@ -221,25 +221,80 @@ TEST_CASE("with one sequence object the choices of a line come one by one") {
 }
 
 TEST_CASE("choices that end while others of their line still wait are not taken for those") {
-  // The deliverer counts open_choices down and may leave its error in the line: neither is for the
-  // scheduler.
-  for (const bool fails : {false, true}) {
-    Rig rig(Options(1, 8), 64);
-    rig.source.Add(3, 2, 3);
-    rig.source.Add(2, 1);
-    rig.source.End();
-    for (size_t closed = 0; closed < 4; ++closed) {
-      while (rig.to_close.empty()) REQUIRE(rig.Step());
-      LineState& line = *rig.scheduler.At(0).line;
-      --line.open_choices;
-      if (fails) line.error = LineError{500, "read_error", "", ""};
-      rig.CloseAll();
-    }
-    CHECK_FALSE(rig.Step());
-    for (int32_t c = 0; c < 3; ++c) rig.CheckTokens(1, c, 3, 2);
-    rig.CheckTokens(2, 0, 2, 1);
-    CHECK(rig.scheduler.Stats().lines_refused == 0);
+  // The deliverer counts open_choices down: that is not for the scheduler.
+  Rig rig(Options(1, 8), 64);
+  rig.source.Add(3, 2, 3);
+  rig.source.Add(2, 1);
+  rig.source.End();
+  for (size_t closed = 0; closed < 4; ++closed) {
+    while (rig.to_close.empty()) REQUIRE(rig.Step());
+    --rig.scheduler.At(0).line->open_choices;
+    rig.CloseAll();
   }
+  CHECK_FALSE(rig.Step());
+  for (int32_t c = 0; c < 3; ++c) rig.CheckTokens(1, c, 3, 2);
+  rig.CheckTokens(2, 0, 2, 1);
+  CHECK(rig.scheduler.Stats().lines_refused == 0);
+}
+
+TEST_CASE("after a choice that failed the others of its line end, or never begin") {
+  // Two sequences: choice 1 fails at its second token, choice 0 ends then, 2 to 4 get no sequence.
+  Rig rig(Options(2, 8), 64);
+  rig.source.Add(3, 6, 5);
+  rig.source.Add(2, 3);
+  rig.source.End();
+  rig.fails = [](const Sequence& s) {
+    return s.line->request.line == 1 && s.choice == 1 && s.Generated() == 1;
+  };
+  const auto deliver = [&](const LineError& error) {
+    while (rig.to_close.empty()) REQUIRE(rig.Step());
+    for (const uint32_t index : rig.to_close) {
+      const Sequence& s = rig.scheduler.At(index);
+      if (s.error) s.line->error = error;
+      --s.line->open_choices;
+    }
+    rig.CloseAll();
+  };
+  const LineError error{500, "read_error", "why", ""};
+  deliver(error);
+  REQUIRE(rig.finished.size() == 2);
+  CHECK(rig.Of(1, 0).tokens.size() <= 2);
+  CHECK(rig.Of(1, 0).cause == StopCause::kNone);
+  CHECK(rig.Of(1, 1).error);
+  // All that ran have ended, so the scheduler gives the line to be recorded, once.
+  REQUIRE(rig.Step());
+  REQUIRE(rig.to_close.size() == 1);
+  const Sequence& last = rig.scheduler.At(rig.to_close.front());
+  CHECK(last.choice == 2);
+  REQUIRE(last.error);
+  CHECK(last.error->message == "why");
+  CHECK(last.line->open_choices == 0);
+  rig.CloseAll();
+  deliver(error);
+  rig.CheckTokens(2, 0, 2, 3);
+  CHECK(rig.finished.size() == 4);
+  CHECK(rig.scheduler.Stats().started == 3);
+  CHECK(rig.scheduler.Stats().ended == 3);
+  CHECK(rig.kv.FreePages() == rig.kv.Pages());
+}
+
+TEST_CASE("of choices that still run when their line has failed the last has the record written") {
+  Rig rig(Options(3, 8), 64);
+  rig.source.Add(3, 6, 4);
+  rig.source.End();
+  rig.fails = [](const Sequence& s) { return s.choice == 2; };
+  while (rig.to_close.empty()) REQUIRE(rig.Step());
+  // The deliverer has only seen the one that failed: its sequence is free, choice 3 is dropped.
+  Sequence& failed = rig.scheduler.At(2);
+  REQUIRE(failed.error);
+  const std::shared_ptr<LineState> line = failed.line;
+  line->error = failed.error;
+  --line->open_choices;
+  rig.CloseAll();
+  rig.Step();
+  CHECK(line->open_choices <= 2);  // those that run, without choice 3
+  CHECK(rig.scheduler.Stats().started == 3);
+  for (const Finished& f : rig.finished) CHECK(f.choice != 3);
 }
 
 TEST_CASE("choices of a line share its state and run side by side when there is room") {

@@ -1,0 +1,79 @@
+// Signals that end colibri-run, or ask it, and those it leaves alone.
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include "tests/run_program.h"
+#include "tests/shard_files.h"
+
+namespace colibri {
+namespace {
+
+using Words = std::vector<std::string>;
+
+const std::string kModel = COLIBRI_SOURCE_DIR "/apps/demo/model";
+
+Words With(const Words& more) {
+  Words all = {"-m", kModel, "--ram", "200MB"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+std::ptrdiff_t LineEnds(const std::string& text) {
+  return std::count(text.begin(), text.end(), '\n');
+}
+
+}  // namespace
+
+TEST_CASE("signals that were ignored when the program started stay ignored") {
+  for (const int signal : {SIGINT, SIGTERM, SIGQUIT}) {
+    CAPTURE(signal);
+    RunningProgram program("colibri-run", With({"-i", "-", "--max-tokens", "2"}), {},
+                           RunningProgram::Screen::kPipes, signal);
+    program.Write("Hello\n");
+    REQUIRE(program.WaitForOutput("\n"));
+    program.Signal(signal);
+    program.Signal(signal);
+    program.Write("Good morning\n");
+    const ProgramOutcome outcome = program.Wait();
+    CHECK(outcome.exit_code == 0);
+    CHECK(LineEnds(outcome.out) == 2);
+    CHECK_FALSE(Contains(outcome.err, "interrupted"));
+    CHECK_FALSE(Contains(outcome.err, "frame 0"));
+  }
+}
+
+TEST_CASE("SIGQUIT says what every node is at, and the run goes on") {
+  RunningProgram program("colibri-run", With({"-i", "-", "--max-tokens", "2"}));
+  program.Write("Hello\n");
+  REQUIRE(program.WaitForOutput("\n"));
+  program.Signal(SIGQUIT);
+  CHECK(program.WaitForErrors("reads under way: "));
+  program.Write("Good morning\n");
+  const ProgramOutcome outcome = program.Wait();
+  CHECK(outcome.exit_code == 0);
+  CHECK(LineEnds(outcome.out) == 2);
+  INFO(outcome.err);
+  CHECK(Contains(outcome.err, "frame 0: "));
+  CHECK(Contains(outcome.err, "frames parked: "));
+  for (const char* node : {"admit", "layer_ready", "expert_ffn", "combine", "verify", "deliver"}) {
+    CHECK(Contains(outcome.err, fmt::format(" {} ", node)));
+  }
+}
+
+TEST_CASE("a signal lifts --io-limit: the sweep under way ends") {
+  RunningProgram program("colibri-run",
+                         With({"-p", "Hello", "--thinking", "off", "--io-limit", "1", "--slots",
+                               "1", "--progress", "plain"}));
+  REQUIRE(program.WaitForErrors("mode:"));
+  program.Signal(SIGINT);
+  const ProgramOutcome outcome = program.Wait();
+  CHECK(outcome.exit_code == 130);
+  CHECK(Contains(outcome.err, "interrupted"));
+}
+
+}  // namespace colibri
