@@ -63,7 +63,8 @@ void SayOrGiveUp(std::string_view text) {
   for (std::string_view rest = all; !rest.empty();) {
     pollfd room{STDERR_FILENO, POLLOUT, 0};
     if (poll(&room, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())) != 1) return;
-    const ssize_t wrote = write(STDERR_FILENO, rest.data(), std::min<size_t>(rest.size(), PIPE_BUF));
+    const ssize_t wrote =
+        write(STDERR_FILENO, rest.data(), std::min<size_t>(rest.size(), PIPE_BUF));
     if (wrote < 0 && errno != EINTR) return;
     rest.remove_prefix(static_cast<size_t>(std::max<ssize_t>(wrote, 0)));
   }

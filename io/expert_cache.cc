@@ -477,7 +477,8 @@ CacheStats ExpertCache::Stats() const {
 std::string ExpertCache::StateText() const {
   const auto lock = LockSoon(impl_->mutex);
   if (!lock.owns_lock()) return "busy";
-  size_t ready = 0, pinned = 0, reading = 0, hints = 0, queued = 0, waiters = 0, slots = 0, free = 0;
+  size_t ready = 0, pinned = 0, reading = 0, hints = 0, queued = 0, waiters = 0, slots = 0,
+         free = 0;
   for (const Entry& entry : impl_->entries) {
     ready += entry.state == State::kReady ? 1 : 0;
     pinned += entry.pins > 0 ? 1 : 0;

@@ -1,5 +1,5 @@
-// How the choices of a line get their sequences: one at a time, when the pool has room for the line,
-// and none any more once one of them has failed.
+// How the choices of a line get their sequences: one at a time, when the pool has room for the
+// line, and none any more once one of them has failed.
 #include <algorithm>
 #include <utility>
 

@@ -1,6 +1,6 @@
-// colibri-run where the n-th call to the kernel fails, for every n: reads of the model, and all that
-// concerns its output. A run ends by name or its lines have errors, whatever it was; a second one
-// goes on from what the first left and comes to the bytes of one without faults.
+// colibri-run where the n-th call to the kernel fails, for every n: reads of the model, and all
+// that concerns its output. A run ends by name or its lines have errors, whatever it was; a second
+// one goes on from what the first left and comes to the bytes of one without faults.
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <sys/mount.h>
@@ -195,8 +195,8 @@ void EveryOutputCall(const Mode& mode, int error) {
     words.insert(words.end(), mode.words.begin(), mode.words.end());
     NthCall fault{kOutputCalls, Folder(dir), n, CallAnswer::Fail(error), 0, {}};
     const ProgramOutcome outcome = RunFaulty(words, kOutputCalls, std::ref(fault));
-    const std::string what = fmt::format("{}, call {}: {} of {}", mode.name, n, fault.hit.number,
-                                         fault.hit.path);
+    const std::string what =
+        fmt::format("{}, call {}: {} of {}", mode.name, n, fault.hit.number, fault.hit.path);
     INFO(what, ": ", outcome.err);
     numbers.insert(fault.hit.number);
     CHECK(outcome.signal == 0);

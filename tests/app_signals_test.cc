@@ -66,9 +66,8 @@ TEST_CASE("SIGQUIT says what every node is at, and the run goes on") {
 }
 
 TEST_CASE("a signal lifts --io-limit: the sweep under way ends") {
-  RunningProgram program("colibri-run",
-                         With({"-p", "Hello", "--thinking", "off", "--io-limit", "1", "--slots",
-                               "1", "--progress", "plain"}));
+  RunningProgram program("colibri-run", With({"-p", "Hello", "--thinking", "off", "--io-limit", "1",
+                                              "--slots", "1", "--progress", "plain"}));
   REQUIRE(program.WaitForErrors("mode:"));
   program.Signal(SIGINT);
   const ProgramOutcome outcome = program.Wait();

@@ -42,9 +42,10 @@ inline const char* NameOf(FaultKind kind) {
 
 struct Fault {
   FaultKind kind = FaultKind::kError;
-  uint64_t n = 1;                   // from 1
-  uint32_t scratch = UINT32_MAX;    // file that kRotten is about
-  // kNever: nothing else is under way. Called once, on the reader's thread; the job ends afterwards.
+  uint64_t n = 1;                 // from 1
+  uint32_t scratch = UINT32_MAX;  // file that kRotten is about
+  // kNever: nothing else is under way. Called once, on the reader's thread; the job ends
+  // afterwards.
   std::function<void(const ReadJob& job)> on_stuck;
 };
 

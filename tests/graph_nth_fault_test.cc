@@ -1,7 +1,7 @@
 // Every read and write of a run goes wrong once, one run each, in every way there is: error, short,
-// torn, rotten, slow, last in order, never. Whatever it was, each line has its bytes or an error that
-// names the place, the line after them has its bytes, and nothing is held at the end (the engine
-// checks pins, waiters, slots and KV pages itself).
+// torn, rotten, slow, last in order, never. Whatever it was, each line has its bytes or an error
+// that names the place, the line after them has its bytes, and nothing is held at the end (the
+// engine checks pins, waiters, slots and KV pages itself).
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 

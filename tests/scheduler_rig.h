@@ -225,7 +225,9 @@ struct Rig {
     const Sequence& s = *place.sequence;
     const auto first = static_cast<size_t>(place.first_row);
     for (size_t r = first; r < first + static_cast<size_t>(place.rows); ++r) {
-      frame.drawn[r] = fails && fails(s) ? -1 : TokenOf(s.line->request.line, s.choice, frame.rows[r].position + 1);
+      frame.drawn[r] = fails && fails(s)
+                           ? -1
+                           : TokenOf(s.line->request.line, s.choice, frame.rows[r].position + 1);
     }
   }
   void Store(Frame& frame, const FrameSequence& place) {

@@ -84,7 +84,8 @@ class SyscallFaults {
 
   static bool Possible() {
     try {
-      SyscallFaults({SYS_fsync}, [](const SystemCall&) { return CallAnswer::GoOn(); }, [] {});
+      SyscallFaults(
+          {SYS_fsync}, [](const SystemCall&) { return CallAnswer::GoOn(); }, [] {});
       return true;
     } catch (const std::system_error&) {
       return false;
@@ -103,8 +104,8 @@ class SyscallFaults {
     filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
     sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return -1;
-    return static_cast<int>(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER,
-                                    SECCOMP_FILTER_FLAG_NEW_LISTENER, &program));
+    return static_cast<int>(
+        syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program));
   }
 
   static void Answer(int listener, int over, const Decide& decide) {
