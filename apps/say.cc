@@ -51,7 +51,7 @@ void ShowStatus(std::string_view line) {
 }
 
 void SayOrGiveUp(std::string_view text) {
-  constexpr auto kPatience = std::chrono::seconds(1);
+  constexpr auto kPatience = std::chrono::milliseconds(250);
   Screen& screen = TheScreen();
   const std::unique_lock lock(screen.mutex, kPatience);
   if (!lock.owns_lock()) return;
@@ -62,7 +62,7 @@ void SayOrGiveUp(std::string_view text) {
   // A pipe that is ready takes PIPE_BUF bytes without waiting.
   for (std::string_view rest = all; !rest.empty();) {
     pollfd room{STDERR_FILENO, POLLOUT, 0};
-    if (poll(&room, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())) != 1) return;
+    if (poll(&room, 1, static_cast<int>(kPatience.count())) != 1) return;
     const ssize_t wrote =
         write(STDERR_FILENO, rest.data(), std::min<size_t>(rest.size(), PIPE_BUF));
     if (wrote < 0 && errno != EINTR) return;

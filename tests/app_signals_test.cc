@@ -1,14 +1,20 @@
 // Signals that end colibri-run, or ask it, and those it leaves alone.
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
+#include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/run_program.h"
 #include "tests/shard_files.h"
+#include "tests/temp_dir.h"
 
 namespace colibri {
 namespace {
@@ -73,6 +79,48 @@ TEST_CASE("a signal lifts --io-limit: the sweep under way ends") {
   const ProgramOutcome outcome = program.Wait();
   CHECK(outcome.exit_code == 130);
   CHECK(Contains(outcome.err, "interrupted"));
+}
+
+// True once the program waits for SIGINT itself; false if it ended.
+bool TakesSignals(pid_t pid) {
+  for (;;) {
+    std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+    std::string word;
+    bool zombie = true;
+    while (status >> word) {
+      if (word == "State:") {
+        status >> word;
+        zombie = word == "Z";
+      }
+      if (word != "SigBlk:") continue;
+      unsigned long long blocked = 0;
+      status >> std::hex >> blocked;
+      if ((blocked >> (SIGINT - 1) & 1) != 0) return true;
+      break;
+    }
+    if (zombie) return false;
+    std::this_thread::yield();
+  }
+}
+
+TEST_CASE("a signal ends a run whose notes nobody takes") {
+  const TempDir dir;
+  const std::string notes = dir.Path("notes");
+  REQUIRE(mkfifo(notes.c_str(), 0600) == 0);
+  const int fd = open(notes.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
+  REQUIRE(fd >= 0);
+  const std::string some(4096, '.');
+  while (write(fd, some.data(), some.size()) > 0) {
+  }
+  const std::string command =
+      "exec " COLIBRI_BINARY_DIR "/colibri-run -m " + kModel + " --ram 200MB -p Hello 2> " + notes;
+  RunningProgram program("/bin/sh", {"-c", command});
+  REQUIRE(TakesSignals(program.Pid()));
+  program.Signal(SIGQUIT);  // says nothing, and is over in a moment
+  program.Signal(SIGINT);
+  program.Signal(SIGINT);
+  CHECK(program.Wait().exit_code == 130);
+  close(fd);
 }
 
 }  // namespace colibri

@@ -120,6 +120,7 @@ class RunningProgram {
   void CloseOutput() { CloseOne(&out_); }
   void CloseErrors() { CloseOne(&err_); }
   void Signal(int signal) const { kill(pid_, signal); }
+  pid_t Pid() const { return pid_; }
 
   // Reads both streams until `text` has been seen; false when the stream ended without it.
   bool WaitForOutput(std::string_view text) { return ReadUntil(out_, outcome_.out, text); }
