@@ -339,13 +339,11 @@ class ChatRenderer {
   size_t bytes_ = 0;  // of pieces_
 };
 
-// Null is what clients send for "not set"; to the template it would be false.
-void SetBoolean(const std::string& name, const Json& value, bool* into) {
-  if (value.is_null()) return;
+bool BooleanArgument(const std::string& name, const Json& value) {
   if (!value.is_boolean()) {
     throw TemplateError(fmt::format("template argument {}: true or false expected", name));
   }
-  *into = value.get<bool>();
+  return value.get<bool>();
 }
 
 }  // namespace
@@ -356,22 +354,21 @@ void ApplyTemplateArguments(const Json& arguments, TemplateArguments* into) {
   for (const auto& [name, value] : arguments.get_ref<const Json::object_t&>()) {
     if (name == "enable_thinking") {
       // A text would be true to the template, "false" as well.
-      if (value.is_number()) {
-        into->enable_thinking = Truthy(value);
-      } else {
-        SetBoolean(name, value, &into->enable_thinking);
+      if (!value.is_boolean() && !value.is_number() && !value.is_null()) {
+        throw TemplateError("template argument enable_thinking: true or false expected");
       }
+      into->enable_thinking = Truthy(value);
     } else if (name == "reasoning_effort") {
       if (!value.is_string() && !value.is_null()) {
         throw TemplateError("template argument reasoning_effort: a text expected");
       }
       into->reasoning_effort = value.is_null() ? "max" : value.get<std::string>();
     } else if (name == "clear_thinking") {
-      SetBoolean(name, value, &into->clear_thinking);
+      into->clear_thinking = BooleanArgument(name, value);
     } else if (name == "add_generation_prompt") {
-      SetBoolean(name, value, &into->add_generation_prompt);
+      into->add_generation_prompt = BooleanArgument(name, value);
     } else if (name == "continue_final_message") {
-      SetBoolean(name, value, &into->continue_final_message);
+      into->continue_final_message = BooleanArgument(name, value);
     } else {
       throw TemplateError(
           fmt::format("template argument {} is unknown; known are enable_thinking, "

@@ -49,7 +49,7 @@ struct PromptPiece {
 
 // Applies a JSON object of template arguments (or null: none) to `into`; throws TemplateError
 // naming the argument and the known ones if one is unknown or has a value the template cannot
-// honour. Any text is an effort to the template, "none" included; null leaves a boolean as it is.
+// honour. Any text is an effort to the template, "none" included.
 void ApplyTemplateArguments(const nlohmann::ordered_json& arguments, TemplateArguments* into);
 
 // `messages`: an array of messages; `tools`: an array or null. Differs from the template where that

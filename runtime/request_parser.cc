@@ -213,7 +213,9 @@ class BodyReader {
       } else if (name == "continue_final_message") {
         if (!argument.is_null()) continue_ = BoolField(name, argument);
       } else {
-        thinking_said_ = thinking_said_ || (name == "enable_thinking" && !argument.is_null());
+        // The template would take null for false; in a request it means that nothing was said.
+        if (argument.is_null() && (name == "enable_thinking" || name == "clear_thinking")) continue;
+        thinking_said_ = thinking_said_ || name == "enable_thinking";
         others[name] = argument;
       }
     }
