@@ -28,7 +28,7 @@ std::string PlaceText(FramePlace place, int32_t awaited, int32_t remaining) {
 }  // namespace
 
 std::string Engine::StateText() const {
-  std::string text;
+  std::string text = fmt::format("state: {} frames\n", frames_.size());
   for (const auto& f : frames_) {
     text += fmt::format("frame {}: {}\n", f->frame.id,
                         PlaceText(profile_.Place(f->frame.id), f->awaited, f->remaining));

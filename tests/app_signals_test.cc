@@ -75,6 +75,12 @@ TEST_CASE("a signal lifts --io-limit: the sweep under way ends") {
   RunningProgram program("colibri-run", With({"-p", "Hello", "--thinking", "off", "--io-limit", "1",
                                               "--slots", "1", "--progress", "plain"}));
   REQUIRE(program.WaitForErrors("mode:"));
+  // Until a read waits for the throttle.
+  do {
+    const size_t from = program.ErrorsSoFar().size();
+    program.Signal(SIGQUIT);
+    REQUIRE(program.WaitForErrors("state: ", from));
+  } while (!Contains(program.ErrorsSoFar(), " s: demand of "));
   program.Signal(SIGINT);
   const ProgramOutcome outcome = program.Wait();
   CHECK(outcome.exit_code == 130);

@@ -153,8 +153,8 @@ void CheckErrors(const Hit& hit) {
   }
 }
 
-// Every one of the first, then fewer and fewer: 8 + 4 for each doubling.
-uint64_t NextPlace(uint64_t n) { return FullTests() || n < 8 ? n + 1 : n + n / 4; }
+// Every one of the first, then fewer and fewer.
+uint64_t NextPlace(uint64_t n) { return FullTests() || n < 6 ? n + 1 : n + n / 2; }
 
 // Lets the n-th job of a run go wrong, for every n until the run has fewer; returns how many lines
 // failed in all.
@@ -177,7 +177,9 @@ size_t EveryJob(const Way& way, FaultKind kind, const Outcome& expected,
     REQUIRE(++runs < 100'000);
   }
   CHECK(runs > 8);
-  MESSAGE(way.name, ", ", NameOf(kind), ": ", runs, " runs, ", failed_lines, " lines failed");
+  const std::string sum =
+      fmt::format("{}, {}: {} runs, {} lines failed", way.name, NameOf(kind), runs, failed_lines);
+  MESSAGE(sum);
   return failed_lines;
 }
 

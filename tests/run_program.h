@@ -122,10 +122,14 @@ class RunningProgram {
   void Signal(int signal) const { kill(pid_, signal); }
   pid_t Pid() const { return pid_; }
 
-  // Reads both streams until `text` has been seen; false when the stream ended without it.
-  bool WaitForOutput(std::string_view text) { return ReadUntil(out_, outcome_.out, text); }
-  bool WaitForErrors(std::string_view text) { return ReadUntil(err_, outcome_.err, text); }
+  // Reads both streams until `text` has been seen, behind the first `from` bytes; false when the
+  // stream ended without it.
+  bool WaitForOutput(std::string_view text) { return ReadUntil(out_, outcome_.out, text, 0); }
+  bool WaitForErrors(std::string_view text, size_t from = 0) {
+    return ReadUntil(err_, outcome_.err, text, from);
+  }
   const std::string& OutputSoFar() const { return outcome_.out; }
+  const std::string& ErrorsSoFar() const { return outcome_.err; }
 
   // Closes the input, reads the rest, waits for the end.
   ProgramOutcome Wait() {
@@ -159,8 +163,8 @@ class RunningProgram {
     if (*fd >= 0) close(*fd);
     *fd = -1;
   }
-  bool ReadUntil(const int& fd, const std::string& seen, std::string_view text) {
-    while (seen.find(text) == std::string::npos) {
+  bool ReadUntil(const int& fd, const std::string& seen, std::string_view text, size_t from) {
+    while (seen.size() < from || seen.find(text, from) == std::string::npos) {
       if (fd < 0) return false;
       ReadSome();
     }
