@@ -152,8 +152,9 @@ void EveryRead(const std::vector<int>& calls, const CallAnswer& answer, const st
       const auto answers = Answers(outcome.out);
       CHECK(answers.size() == expected.size());
       bool failed = false;
-      for (const auto& [id, text] : answers) {
-        if (text == expected.at(id)) continue;
+      for (const auto& entry : answers) {
+        const std::string& text = entry.second;  // clang 14 captures no structured binding
+        if (text == expected.at(entry.first)) continue;
         failed = true;
         CHECK_MESSAGE(text.starts_with("!"), text);
         CHECK_MESSAGE(Contains(text, kModel), text);
@@ -172,26 +173,42 @@ void EveryRead(const std::vector<int>& calls, const CallAnswer& answer, const st
   MESSAGE(sum);
 }
 
-// What an output is written by: options beside it.
+// What an output is written by: options beside it. `retry`: there is one already, with a line that
+// failed and fails again.
 struct Mode {
   const char* name;
   Words words;
+  bool retry = false;
 };
+
+const std::string kBadLine = R"({"custom_id":"bad","body":{"messages":[],"max_tokens":2}})"
+                             "\n";
+
+// Only these are in the folder, and nothing that another run would trip over.
+void CheckFolder(const std::string& folder, const std::set<std::string>& names) {
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    const std::string name = file.path().filename();
+    CHECK_MESSAGE(names.count(name) == 1, name);
+  }
+}
 
 // One run for each n whose n-th call about the output's folder fails; then one that goes on.
 void EveryOutputCall(const Mode& mode, int error) {
-  const std::string input_text = Prompts(4);
   const TempDir in;
-  const std::string input = in.Write("in.jsonl", input_text);
-  const ProgramOutcome whole =
-      RunProgram("colibri-run", With({"-i", input, "--output-format", "jsonl"}), "");
-  REQUIRE(whole.exit_code == 0);
-  const auto expected = Answers(whole.out);
+  const std::string input = in.Write("in.jsonl", mode.retry ? kBadLine + Prompts(4) : Prompts(4));
+  const int well = mode.retry ? 1 : 0;
+  std::filesystem::create_directory(in.Path("before"));
+  const std::string before = in.Path("before/out.jsonl");
+  REQUIRE(RunProgram("colibri-run", With({"-i", input, "-o", before}), "").exit_code == well);
+  const auto expected = Answers(Slurp(before));
   int refused = 0, unharmed = 0;
   std::set<int> numbers;
   for (uint64_t n = 1;; n = n < 20 ? n + 1 : NextPlace(n)) {
     const TempDir dir;
     const std::string out = dir.Path("out.jsonl");
+    if (mode.retry) {
+      std::filesystem::copy(in.Path("before"), Folder(dir));
+    }
     Words words = With({"-i", input, "-o", out, "--kv-dir", dir.Path(""), "--resume"});
     words.insert(words.end(), mode.words.begin(), mode.words.end());
     NthCall fault{kOutputCalls, Folder(dir), n, CallAnswer::Fail(error), 0, {}};
@@ -205,19 +222,15 @@ void EveryOutputCall(const Mode& mode, int error) {
       ++refused;
       CheckNamed(outcome, Folder(dir));
       CHECK(Contains(outcome.err, std::strerror(error)));
-      // Only whole records, and nothing left lying about that another run would trip over.
       const ProgramOutcome second = RunProgram("colibri-run", words, "");
       INFO(second.err);
-      CHECK(second.exit_code == 0);
+      CHECK(second.exit_code == well);
     } else {
-      CHECK(outcome.exit_code == 0);
+      CHECK(outcome.exit_code == well);
       ++unharmed;
     }
     CHECK(Answers(Slurp(out)) == expected);
-    for (const auto& file : std::filesystem::directory_iterator(dir.Path(""))) {
-      const std::string name = file.path().filename();
-      CHECK_MESSAGE((name == "out.jsonl" || name == "out.jsonl.manifest.json"), name);
-    }
+    CheckFolder(dir.Path(""), {"out.jsonl", "out.jsonl.manifest.json"});
     if (!fault.Fired()) break;
   }
   CHECK(refused > 5);
@@ -244,6 +257,73 @@ TEST_CASE("any call about the output that fails loses no line: the next run goes
   if (!CanFault()) return;
   EveryOutputCall({"in order of completion", {}}, ENOSPC);
   EveryOutputCall({"sorted, KV on the drive", {"--ordered", "--kv-ram", "11MB"}}, EIO);
+  EveryOutputCall({"failed lines once more", {"--retry-errors"}, true}, ENOSPC);
+}
+
+TEST_CASE("a merge of which any call fails leaves a whole output or none") {
+  if (!CanFault()) return;
+  const TempDir in;
+  const std::string input = in.Write("in.jsonl", Prompts(4));
+  for (const std::string shard : {"0", "1"}) {
+    REQUIRE(RunProgram("colibri-run",
+                       With({"-i", input, "-o", in.Path(shard), "--shard", shard + "/2"}), "")
+                .exit_code == 0);
+  }
+  int refused = 0;
+  for (uint64_t n = 1;; ++n) {
+    const TempDir dir;
+    const std::string out = dir.Path("out.jsonl");
+    NthCall fault{kOutputCalls, Folder(dir), n, CallAnswer::Fail(EIO), 0, {}};
+    const ProgramOutcome outcome =
+        RunFaulty({"--merge", "-i", input, "-o", out, in.Path("0"), in.Path("1")}, kOutputCalls,
+                  std::ref(fault));
+    INFO(fault.hit.number, " of ", fault.hit.path, ": ", outcome.err);
+    CheckFolder(dir.Path(""), {"out.jsonl", "out.jsonl.manifest.json"});
+    if (outcome.exit_code != 0) {
+      ++refused;
+      CHECK(outcome.exit_code == 4);
+      CheckNamed(outcome, Folder(dir));
+      // Another try is not refused for what this one left.
+      CHECK(RunProgram(
+                "colibri-run",
+                {"--merge", "-i", input, "-o", out, "--overwrite", in.Path("0"), in.Path("1")}, "")
+                .exit_code == 0);
+    }
+    CHECK(Answers(Slurp(out)).size() == 4);
+    if (!fault.Fired()) break;
+  }
+  CHECK(refused > 3);
+}
+
+TEST_CASE("what a run writes beside its answers costs none of them") {
+  if (!CanFault()) return;
+  const TempDir in;
+  const std::string input = in.Write("in.jsonl", Prompts(3));
+  const Words plain = With({"-i", input, "--output-format", "jsonl"});
+  const auto expected = Answers(RunProgram("colibri-run", plain, "").out);
+  REQUIRE(expected.size() == 3);
+  int unharmed = 0;
+  for (uint64_t n = 1;; ++n) {
+    const TempDir dir;
+    Words words = plain;
+    words.insert(words.end(), {"--usage", dir.Path("usage"), "--route-trace", dir.Path("trace")});
+    NthCall fault{kOutputCalls, Folder(dir), n, CallAnswer::Fail(ENOSPC), 0, {}};
+    const ProgramOutcome outcome = RunFaulty(words, kOutputCalls, std::ref(fault));
+    INFO(fault.hit.number, " of ", fault.hit.path, ": ", outcome.err);
+    if (outcome.exit_code == 4) {  // before the first sweep
+      CheckNamed(outcome, Folder(dir));
+      CHECK(outcome.out == "");
+    } else {
+      CHECK(outcome.exit_code == 0);
+      CHECK(Answers(outcome.out) == expected);
+      if (fault.Fired()) {
+        ++unharmed;
+        CHECK(Contains(outcome.err, Folder(dir)));
+      }
+    }
+    if (!fault.Fired()) break;
+  }
+  CHECK(unharmed > 2);
 }
 
 TEST_CASE("a file that cannot be opened because too many are open is an I/O error, whichever") {
