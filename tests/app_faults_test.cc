@@ -62,14 +62,14 @@ ProgramOutcome RunFaulty(const Words& arguments, const std::vector<int>& calls,
   return outcome;
 }
 
-// The first line is answered last, and fills pages of KV.
-std::string Prompts(int32_t lines) {
+// Answers of 2 tokens, the first line's of `first`.
+std::string Prompts(int32_t lines, int32_t first = 2) {
   std::string text;
   for (int32_t i = 0; i < lines; ++i) {
     text += fmt::format(
         R"({{"custom_id":"{}","body":{{"messages":[{{"role":"user","content":"Page {}"}}],)"
         R"("max_tokens":{}}}}})",
-        i, i, i == 0 ? 40 : 2);
+        i, i, i == 0 ? first : 2);
     text += "\n";
   }
   return text;
@@ -181,6 +181,7 @@ struct Mode {
   Words words;
   bool retry = false;
   uint64_t first = 1, step = 1;  // every call is hit in some mode
+  int32_t longest = 2;           // tokens of the first answer; 30 fill a page, and come last
 };
 
 const std::string kBadLine = R"({"custom_id":"bad","body":{"messages":[],"max_tokens":2}})"
@@ -197,7 +198,8 @@ void CheckFolder(const std::string& folder, const std::set<std::string>& names) 
 // One run for each n whose n-th call about the output's folder fails; then one that goes on.
 void EveryOutputCall(const Mode& mode, int error) {
   const TempDir in;
-  const std::string input = in.Write("in.jsonl", mode.retry ? kBadLine + Prompts(4) : Prompts(4));
+  const std::string input =
+      in.Write("in.jsonl", (mode.retry ? kBadLine : "") + Prompts(4, mode.longest));
   const int well = mode.retry ? 1 : 0;
   std::filesystem::create_directory(in.Path("before"));
   const std::string before = in.Path("before/out.jsonl");
@@ -259,7 +261,8 @@ TEST_CASE("a model file that ends early at any read ends the run or fails lines,
 TEST_CASE("any call about the output that fails loses no line: the next run goes on") {
   if (!CanFault()) return;
   EveryOutputCall({"in order of completion", {}, false, 2, 2}, ENOSPC);
-  EveryOutputCall({"sorted, KV on the drive", {"--ordered", "--kv-ram", "3MB"}, false, 1, 2}, EIO);
+  EveryOutputCall({"sorted, KV on the drive", {"--ordered", "--kv-ram", "3MB"}, false, 1, 2, 30},
+                  EIO);
   EveryOutputCall({"failed lines once more", {"--retry-errors"}, true, 1, 2}, ENOSPC);
 }
 
@@ -427,7 +430,7 @@ class SmallDrive {
 
 TEST_CASE("on a drive of any size that is too small no line is lost") {
   const TempDir dir;
-  const std::string input = dir.Write("in.jsonl", Prompts(12));
+  const std::string input = dir.Write("in.jsonl", Prompts(12, 6));
   const Words words = With({"-i", input, "--output-format", "jsonl"});
   const auto expected = Answers(RunProgram("colibri-run", words, "").out);
   REQUIRE(expected.size() == 12);
