@@ -64,7 +64,8 @@ const TestModel& StreamedModel() {
   static const auto model = [] {
     WriteSmallModel(folder.Path("model"));
     return std::make_unique<TestModel>(
-        folder.Path("model"), DenseResidents{.layers = 0, .embedding = false, .mtp = false});
+        folder.Path("model"),
+        DenseResidents{.layers = 0, .embedding = false, .mtp = false, .head = false});
   }();
   return *model;
 }
