@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "apps/flags.h"
+#include "apps/process.h"
 #include "apps/run.h"
+#include "apps/say.h"
 #include "apps/setup.h"
 #include "bench/drafts.h"
 #include "bench/fixture.h"
@@ -407,5 +409,11 @@ int Run(int argc, char** argv) {
 }  // namespace colibri
 
 int main(int argc, char** argv) {
-  return colibri::WithExitCodes("colibri-bench", [&] { return colibri::Run(argc, argv); });
+  const colibri::ClosedStreams closed = colibri::PrepareProcess();
+  return colibri::WithExitCodes("colibri-bench", [&] {
+    if (closed.output) throw colibri::IoError("standard output is closed");
+    const int code = colibri::Run(argc, argv);
+    colibri::Print("");  // what fmt::print left in the buffer
+    return code;
+  });
 }

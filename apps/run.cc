@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -33,6 +32,7 @@
 #include "kernels/kernels.h"
 #include "runtime/deliverer.h"
 #include "runtime/fingerprint.h"
+#include "runtime/manifest.h"
 #include "runtime/ordered_release.h"
 #include "runtime/plan.h"
 #include "runtime/prompt_source.h"
@@ -63,7 +63,7 @@ Descriptor OpenInput(const RunOptions& o) {
   if (o.input.empty()) return {};
   if (o.input == "-") return Descriptor(STDIN_FILENO);
   const int fd = open(o.input.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw IoError(fmt::format("{}: {}", o.input, std::strerror(errno)));
+  if (fd < 0) throw IoError(fmt::format("{}: {}", o.input, Reason(errno)));
   struct stat info {};
   if (fstat(fd, &info) == 0 && S_ISDIR(info.st_mode)) {
     close(fd);
@@ -259,7 +259,7 @@ int Generate(Job job, Signals& signals) {
   OpenFiles(o, job.plan, job.model, &engine_options);
   Engine engine(job.model, job.tokenizer, engine_options, OpenReader(o, job.model), source);
   Say(fmt::format("mode: {} threads, {}, {}, {} reads, prefetch {}", job.plan.threads, SimdTarget(),
-                  engine.ReaderName(), DirectReads(o, job.plan) ? "direct" : "buffered",
+                  engine.ReaderName(), ReadsText(job.model.Files().Files()),
                   Prefetches(o, job.plan) ? "on" : "off"));
   if (o.drafts > 0 && !job.plan.resident.mtp) Say("no drafts: the model has no MTP layer");
   SharedTally tally;
@@ -369,6 +369,14 @@ void Foresee(const RunOptions& o, const Model& model, const Tokenizer& tokenizer
   request->answer_longest = sample->longest;
 }
 
+// The manifest is as old as the run.
+void SayNewerShard(const RunOptions& o, const Model& model) {
+  const std::string shard = ShardNewerThan(model.Files(), ManifestPath(o.output));
+  if (shard.empty()) return;
+  Say(fmt::format("{} was written after this run had begun: of its weights 64 KiB are compared",
+                  shard));
+}
+
 int RunChecked(const RunOptions& o) {
   if (o.merge) return Merge(o);
   Model model(o.model);
@@ -403,6 +411,7 @@ int RunChecked(const RunOptions& o) {
   Job job{o, model, tokenizer, plan, input.Get(), WantsText(o), ContextOf(o, tokenizer), {}, {}};
   job.answers = OpenAnswers(o, job.text, [&] { return ManifestOf(o, model, plan, job.context); });
   if (job.answers.done_before > 0) {
+    SayNewerShard(o, model);
     // Memory for the answers that are left; the context, which the manifest has, stays.
     survey = Survey(o, input.Get(), job.answers.run.finished, plan.context);
     PlanFor(o, survey, context, &request);
@@ -451,8 +460,12 @@ int WithExitCodes(const char* program, const std::function<int()>& body) {
   } catch (const IoError& e) {
     Say(fmt::format("{}: {}", program, e.what()));
     return 4;
-  } catch (const std::system_error& e) {  // no more threads
+  } catch (const std::filesystem::filesystem_error& e) {
     Say(fmt::format("{}: {}", program, e.what()));
+    return 4;
+  } catch (const std::system_error& e) {
+    const bool thread = e.code() == std::errc::resource_unavailable_try_again;
+    Say(fmt::format("{}: {}{}", program, thread ? "a thread cannot be started: " : "", e.what()));
     return 4;
   } catch (const std::bad_alloc&) {
     Say(fmt::format("{}: out of memory: a smaller --ram or --max-rows helps", program));

@@ -1,8 +1,10 @@
 #include "apps/setup.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/magic.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -22,6 +24,12 @@ bool DirectReads(const RunOptions& o, const Plan& plan) {
           (plan.slot_total < plan.expert_total || plan.sweep_dense > 0));
 }
 
+std::string ReadsText(const FileTable& files) {
+  uint32_t direct = 0;
+  for (uint32_t file = 0; file < files.Count(); ++file) direct += files.IsDirect(file) ? 1 : 0;
+  return direct == 0 ? "buffered" : direct == files.Count() ? "direct" : "partly direct";
+}
+
 bool Prefetches(const RunOptions& o, const Plan& plan) {
   return o.prefetch == OnOffAuto::kOn ||
          (o.prefetch == OnOffAuto::kAuto && plan.slot_total < plan.expert_total);
@@ -38,7 +46,8 @@ uint64_t KvSpace(const RunOptions& o) {
   if (o.kv_ram_all) return 0;
   const std::string directory = KvDirectory(o);
   struct statfs info {};
-  if (statfs(directory.c_str(), &info) != 0) {
+  if (statfs(directory.c_str(), &info) != 0 ||
+      faccessat(AT_FDCWD, directory.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
     if (o.kv_dir.empty()) return 0;
     throw UsageError(fmt::format("--kv-dir {}: {}", directory, std::strerror(errno)));
   }

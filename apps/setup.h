@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "apps/flags.h"
 #include "graph/engine.h"
@@ -18,6 +19,8 @@ PlanRequest PlanRequestOf(const RunOptions& options);
 EngineOptions EngineOptionsOf(const RunOptions& options, const Plan& plan);
 // Past the page cache: by --direct, or because not all experts fit into the slots.
 bool DirectReads(const RunOptions& options, const Plan& plan);
+// How opened files are read: "direct", "buffered" or "partly direct".
+std::string ReadsText(const FileTable& files);
 // Experts are read on a guess: by --prefetch, or because not all of them fit into the slots. Where
 // they do, each is read once, and a wrong guess reads what nobody may ever ask for.
 bool Prefetches(const RunOptions& options, const Plan& plan);

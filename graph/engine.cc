@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <thread>
 #include <utility>
@@ -109,7 +108,7 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
       hub_(reader_),
       expert_port_(hub_.AddPort()),
       wake_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-  if (wake_fd_ < 0) throw IoError(fmt::format("eventfd: {}", std::strerror(errno)));
+  if (wake_fd_ < 0) throw IoError(fmt::format("eventfd: {}", Reason(errno)));
   if (drafts_ && options.govern_drafts) governor_.emplace(GovernorOptionsOf(model, options));
   const DenseResidents& residents = model.Residents();
   COLIBRI_CHECK(!drafts_ || (residents.mtp && residents.embedding && residents.head));

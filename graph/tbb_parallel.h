@@ -10,7 +10,8 @@ namespace colibri {
 
 class TbbParallel final : public Parallel {
  public:
-  explicit TbbParallel(int threads) : threads_(threads) {}
+  // Throws IoError where the process may not start as many threads.
+  explicit TbbParallel(int threads);
   void For(size_t count, size_t grain, RangeBody body) override;
   int Threads() const override { return threads_; }
   int ThreadIndex() const override;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <stdexcept>
+#include <string>
 
 namespace colibri {
 
@@ -20,5 +21,9 @@ struct IoError : std::runtime_error {
 struct UsageError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+// The text of an errno; where a limit of the process is the reason, with its value and what changes
+// it.
+std::string Reason(int error);
 
 }  // namespace colibri

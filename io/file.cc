@@ -1,5 +1,6 @@
 #include "io/file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -12,7 +13,10 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
+#include <memory>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "io/check.h"
@@ -62,13 +66,35 @@ bool DirectAlignmentFits([[maybe_unused]] int fd) {
 #endif
 }
 
+constexpr std::string_view kScratchName = "colibri-scratch-";
+
+// A process that is killed between making such a file and taking its name away leaves it, empty.
+// One that is younger than a minute may be a living process's.
+void RemoveLeftovers(const std::string& directory) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> dir(opendir(directory.c_str()), closedir);
+  if (dir == nullptr) return;
+  const time_t now = time(nullptr);
+  while (const dirent* entry = readdir(dir.get())) {
+    struct stat info {};
+    if (!std::string_view(entry->d_name).starts_with(kScratchName) ||
+        fstatat(dirfd(dir.get()), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
+      continue;
+    }
+    if (S_ISREG(info.st_mode) && info.st_size == 0 && info.st_uid == geteuid() &&
+        now - info.st_mtime > 60) {
+      unlinkat(dirfd(dir.get()), entry->d_name, 0);
+    }
+  }
+}
+
 // -1 and errno on failure.
 int OpenNameless(const std::string& directory) {
   // O_EXCL: it can never be given a name either.
   const int fd = Open(directory, O_TMPFILE | O_EXCL | O_RDWR);
   if (fd >= 0) return fd;
   // Whatever the reason, not a list of errnos: file systems without O_TMPFILE differ in theirs.
-  std::string name = directory + "/colibri-scratch-XXXXXX";
+  RemoveLeftovers(directory);
+  std::string name = fmt::format("{}/{}XXXXXX", directory, kScratchName);
   const int named = mkostemp(name.data(), O_CLOEXEC);
   if (named < 0 || unlink(name.c_str()) == 0) return named;
   const int error = errno;
@@ -134,7 +160,7 @@ FileTable& FileTable::operator=(FileTable&&) noexcept = default;
 
 uint32_t FileTable::Add(const std::string& path) {
   const auto fail = [&path](int error) {
-    throw IoError(fmt::format("cannot open {}: {}", path, std::strerror(error)));
+    throw IoError(fmt::format("cannot open {}: {}", path, Reason(error)));
   };
   struct stat info {};
   // Before open: opening a FIFO would block for ever.
@@ -156,8 +182,7 @@ uint32_t FileTable::Add(const std::string& path) {
 uint32_t FileTable::AddScratch(const std::string& directory, uint64_t bytes) {
   const int fd = OpenNameless(directory);
   if (fd < 0) {
-    throw IoError(
-        fmt::format("cannot make a scratch file in {}: {}", directory, std::strerror(errno)));
+    throw IoError(fmt::format("cannot make a scratch file in {}: {}", directory, Reason(errno)));
   }
   // No file system holds 2^62 bytes, and sums of them do not overflow.
   const uint64_t size =
@@ -199,7 +224,7 @@ std::string FileTable::EnableDirect() {
     const int error = OpenDirect(entry);
     if (error != 0 && reported.insert(entry.device).second) {
       report += fmt::format("{}no direct reads of {} and its file system ({}): reading buffered",
-                            report.empty() ? "" : "\n", entry.path, std::strerror(error));
+                            report.empty() ? "" : "\n", entry.path, Reason(error));
     }
   }
   return report;

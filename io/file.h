@@ -28,10 +28,11 @@ class FileTable {
   // returns its number, from 0. Throws IoError with path and errno text.
   uint32_t Add(const std::string& path);
   // A file in `directory` that has no name, so that nobody else sees it and it is gone with the
-  // table or the process, however that ends. Its `bytes`, rounded up to kIoAlign, are reserved on
-  // the drive (where the file system can) and read as zeros until they are written. Throws IoError
-  // with directory, bytes wanted and free. After EnableDirect it is opened for direct use too,
-  // where it can be (IsDirect tells).
+  // table or the process, however that ends (where the file system makes no such files it has a
+  // name for a moment; what a kill in it leaves, the next one takes away). Its `bytes`, rounded up
+  // to kIoAlign, are reserved on the drive (where the file system can) and read as zeros until they
+  // are written. Throws IoError with directory, bytes wanted and free. After EnableDirect it is
+  // opened for direct use too, where it can be (IsDirect tells).
   uint32_t AddScratch(const std::string& directory, uint64_t bytes);
   // Opens every file a second time with O_DIRECT; one line a file system that refuses, else "".
   // A refused file keeps reading buffered.

@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
-#include <cstring>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -27,9 +26,7 @@ namespace {
 // user_data of a read is generation << 32 | record index; no record has this index.
 constexpr uint64_t kWakeData = 0xffffffff;
 
-std::string Step(const char* step, int error) {
-  return fmt::format("{}: {}", step, std::strerror(error));
-}
+std::string Step(const char* step, int error) { return fmt::format("{}: {}", step, Reason(error)); }
 
 class UringReader final : public Reader {
  public:

@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <utility>
 
 #include "io/error.h"
@@ -18,7 +17,7 @@ namespace {
 constexpr size_t kBuffer = size_t{1} << 20;
 
 [[noreturn]] void Fail(const char* action, const std::string& path, int error) {
-  throw IoError(fmt::format("{} {} failed: {}", action, path, std::strerror(error)));
+  throw IoError(fmt::format("{} {} failed: {}", action, path, Reason(error)));
 }
 
 }  // namespace

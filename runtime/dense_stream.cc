@@ -56,6 +56,7 @@ DenseStream::DenseStream(const Model& model, Reader& reader, int32_t windows, in
       window_bytes_(WindowBytes(model, model.Residents())),
       buffer_(window_bytes_ * static_cast<uint64_t>(windows), "windows of dense weights"),
       windows_(static_cast<size_t>(windows)),
+      checked_(static_cast<size_t>(model.Config().layers)),
       held_(static_cast<size_t>(frames), kNobody) {
   COLIBRI_CHECK(windows > 0 && window_bytes_ > 0);
   for (Window& w : windows_) w.waiting.reserve(static_cast<size_t>(frames));
@@ -190,13 +191,31 @@ void DenseStream::Serve(std::vector<Place>* arrived) {
   }
 }
 
+// A damaged download shows in the scales, and not always in what is computed with them: of an
+// indexer it is only other tokens that are looked at. Here, before the first frame computes with
+// the block, rather than on the I/O thread; once, since at real size it takes some ms a layer.
+void DenseStream::CheckOnce(Window& window) {
+  if (window.state != State::kReady || window.block >= layers_) return;  // the head's stay
+  const auto layer = static_cast<size_t>(window.block);
+  if (checked_[layer]) return;
+  const TensorEntry* bad = model_.BadScales(window.block);
+  checked_[layer] = bad == nullptr;
+  if (bad == nullptr) return;
+  ++stats_.failures;
+  window.state = State::kFailed;
+  window.result = {EILSEQ, bad->file, bad->offset};
+}
+
 void DenseStream::Begin(Frame& frame, int32_t block) {
   ReadResult result;
   {
     const std::lock_guard lock(mutex_);
     const int32_t held = held_[frame.id];
-    if (held == kNobody || windows_[static_cast<size_t>(held)].state != State::kFailed) return;
-    result = windows_[static_cast<size_t>(held)].result;
+    if (held == kNobody) return;
+    Window& w = windows_[static_cast<size_t>(held)];
+    CheckOnce(w);
+    if (w.state != State::kFailed) return;
+    result = w.result;
   }
   const bool head = block >= layers_;
   for (FrameSequence& sequence : frame.sequences) {

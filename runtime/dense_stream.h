@@ -86,6 +86,7 @@ class DenseStream final : public LayerSupplier {
   void Read(Window& window, int32_t block, bool ahead);
   void Submit(const Window& window, ReadClass read_class);
   void Empty(Window& window);
+  void CheckOnce(Window& window);
   bool Use(Window& window, uint16_t frame);
   void Serve(std::vector<Place>* arrived);
 
@@ -104,6 +105,7 @@ class DenseStream final : public LayerSupplier {
 
   mutable std::mutex mutex_;  // guards everything below; taken before any lock of the reader
   std::vector<Window> windows_;
+  std::vector<bool> checked_;  // by layer: its scales were finite, as those loaded once are
   std::vector<int32_t> held_;  // by frame: the window it uses, kNobody for none
   std::deque<Place> starved_;  // no window is free for them
   uint64_t clock_ = 0;

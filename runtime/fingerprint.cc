@@ -1,6 +1,7 @@
 #include "runtime/fingerprint.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include "io/check.h"
 #include "io/whole_file.h"
@@ -81,6 +83,21 @@ std::string ModelFingerprint(const Container& container) {
     digest.Add(Read(files, file, start + (data - middle) / 2, middle));
   }
   return digest.Hex();
+}
+
+std::string ShardNewerThan(const Container& container, const std::string& path) {
+  struct stat then {};
+  if (stat(path.c_str(), &then) != 0) return {};
+  const FileTable& files = container.Files();
+  for (uint32_t file = 0; file < files.Count(); ++file) {
+    struct stat info {};
+    if (fstat(files.Fd(file), &info) != 0) continue;
+    if (std::pair(info.st_mtim.tv_sec, info.st_mtim.tv_nsec) >
+        std::pair(then.st_mtim.tv_sec, then.st_mtim.tv_nsec)) {
+      return files.Path(file);
+    }
+  }
+  return {};
 }
 
 }  // namespace colibri

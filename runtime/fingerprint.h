@@ -13,4 +13,8 @@ namespace colibri {
 // data. Where the files lie does not count. Throws IoError.
 std::string ModelFingerprint(const Container& container);
 
+// The first shard that was written after the file `path`, "" if none was or there is no such file:
+// a weight that changes outside of what the fingerprint reads shows in nothing else.
+std::string ShardNewerThan(const Container& container, const std::string& path);
+
 }  // namespace colibri

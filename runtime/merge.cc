@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <deque>
 #include <memory>
 #include <set>
@@ -33,7 +32,7 @@ class Descriptor {
  public:
   explicit Descriptor(const std::string& path)
       : fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-    if (fd_ < 0) throw IoError(fmt::format("{}: {}", path, std::strerror(errno)));
+    if (fd_ < 0) throw IoError(fmt::format("{}: {}", path, Reason(errno)));
     struct stat info {};
     if (fstat(fd_, &info) == 0 && S_ISREG(info.st_mode)) return;
     close(fd_);

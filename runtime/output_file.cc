@@ -25,7 +25,7 @@ namespace colibri {
 namespace {
 
 [[noreturn]] void Fail(const char* action, const std::string& path, int error) {
-  throw IoError(fmt::format("{} {} failed: {}", action, path, std::strerror(error)));
+  throw IoError(fmt::format("{} {} failed: {}", action, path, Reason(error)));
 }
 
 // "process 123", from the kernel's list of locks; without it "another process".

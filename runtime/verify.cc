@@ -13,6 +13,7 @@ namespace {
 std::string ErrorText(int number) {
   if (number == ENODATA) return "the file ends before";
   if (number == EBADMSG) return "checksum";
+  if (number == EILSEQ) return "scales that are not finite";
   return std::strerror(number);
 }
 

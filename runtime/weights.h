@@ -180,6 +180,9 @@ class Model {
   void PlaceHead(int32_t part, const std::byte* base) const;
   // The part's outputs as a matrix, where PlaceHead found them.
   PackedMatrix HeadPart(int32_t part) const;
+  // Of a layer whose block is shown: the first scales that are not finite, nullptr if all are. What
+  // stays in memory is checked by LoadDense.
+  const TensorEntry* BadScales(int32_t layer) const;
   // "int4-g64 experts, int4-g64 attention, int8-row head" for the banner.
   std::string FormatSummary() const;
 

@@ -249,6 +249,17 @@ PackedMatrix Model::HeadPart(int32_t part) const {
   return m;
 }
 
+const TensorEntry* Model::BadScales(int32_t layer) const {
+  const TensorEntry* bad = nullptr;
+  VisitBlock(config_, layer, layers_[static_cast<size_t>(layer)],
+             [&](const std::string& name, const PackedMatrix& m) {
+               if (bad != nullptr || !HasScales(m.format)) return;
+               if (FiniteFloats(m.scales, ScaleBytes(m))) return;
+               bad = container_.Find(FullName(layer, name) + ".qs");
+             });
+  return bad;
+}
+
 FfnWeights Model::ExpertView(uint32_t item, const std::byte* slot) const {
   const ExpertLayout& expert = experts_[item];
   const auto view = [slot](const ExpertLayout::Matrix& matrix) {

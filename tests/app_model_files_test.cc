@@ -362,6 +362,31 @@ TEST_CASE("a scale of an expert that is not a number fails the lines that use it
   }
 }
 
+TEST_CASE("a scale that is read with each sweep and not a number fails the lines, by its shard") {
+  // An indexer's: what is computed from it is only a choice of positions, which always is finite.
+  constexpr const char* kIndexer = "out-idx-00000.safetensors";
+  const LinkedModel model;
+  const std::string bytes = Changed(kIndexer, "model.layers.2.self_attn.indexer.wk.weight.qs",
+                                    Set(7, std::numeric_limits<float>::quiet_NaN()));
+  std::ofstream(model.Vacate(kIndexer), std::ios::binary) << bytes;
+  const auto run = [&](const char* resident) {
+    return RunProgram("colibri-run",
+                      {"-m", model.Directory(), "--max-tokens", "2", "--resident", resident,
+                       "--ram", "200MB", "-i", "-", "--input-format", "lines"},
+                      "Hello\nThe sea\n");
+  };
+  CHECK(run("all").exit_code == 3);
+  const ProgramOutcome outcome = run("none");
+  CHECK(outcome.exit_code == 1);
+  const std::vector<std::string> said = Said(outcome);
+  REQUIRE(said.size() == 2);
+  for (const std::string& one : said) {
+    CHECK_MESSAGE(Contains(one, "the dense weights of layer 2 could not be read"), one);
+    CHECK_MESSAGE(Contains(one, std::string(kIndexer) + ", offset "), one);
+    CHECK_MESSAGE(Contains(one, "scales that are not finite"), one);
+  }
+}
+
 TEST_CASE("a shard that shrinks while it is read fails the lines that need it, by name") {
   const Watchdog watchdog("a shard that shrinks");
   const LinkedModel model;

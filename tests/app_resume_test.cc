@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -223,6 +224,23 @@ TEST_CASE("resuming a job that is done exits with 0 and changes nothing") {
   CHECK(shard.exit_code == 0);
   CHECK(Contains(shard.err, "0 prompts"));
   CHECK_FALSE(Contains(shard.err, "mode:"));
+}
+
+TEST_CASE("a run that goes on says which shard was written since it had begun") {
+  const TempDir dir;
+  const std::string model = dir.Path("model"), shard = model + "/out-00001.safetensors";
+  std::filesystem::copy(COLIBRI_SOURCE_DIR "/apps/demo/model", model);
+  const Words words = {"-m", model,           "--ram",        "200MB", "-i",      "-",
+                       "-o", dir.Path("out"), "--max-tokens", "2",     "--resume"};
+  REQUIRE(RunProgram("colibri-run", words, "Hello\n").exit_code == 0);
+  const ProgramOutcome same = RunProgram("colibri-run", words, "Hello\nThe sea\n");
+  CHECK(same.exit_code == 0);
+  CHECK_FALSE(Contains(same.err, "was written after"));
+  std::filesystem::last_write_time(shard,
+                                   std::filesystem::last_write_time(shard) + std::chrono::hours(1));
+  const ProgramOutcome newer = RunProgram("colibri-run", words, "Hello\nThe sea\nGood night\n");
+  CHECK(newer.exit_code == 0);
+  CHECK(Contains(newer.err, shard + " was written after this run had begun"));
 }
 
 TEST_CASE("resuming a job that is done but for failed lines says so and exits with 1") {

@@ -6,14 +6,19 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "runtime/weights_visit.h"
 #include "tests/fake_reader.h"
 #include "tests/shard_files.h"
+#include "tests/temp_dir.h"
 
 namespace colibri {
 namespace {
@@ -28,8 +33,9 @@ const DenseResidents kHeadAlone{.mtp = false, .head = false};
 // A stream over a scripted reader, with frames of one row each.
 class Rig {
  public:
-  explicit Rig(int32_t windows, int32_t frames = 1, const DenseResidents& residents = kLayersOnly)
-      : model_({FixtureModel("quant-int4-g64")}) {
+  explicit Rig(int32_t windows, int32_t frames = 1, const DenseResidents& residents = kLayersOnly,
+               const std::string& model = FixtureModel("quant-int4-g64"))
+      : model_({model}) {
     model_.LoadDense(residents);
     reader_.emplace(&model_.Files().Files());
     stream_.emplace(model_, *reader_, windows, frames);
@@ -394,6 +400,55 @@ TEST_CASE("a part of the head that cannot be read fails the sequences that draw"
   rig.Left(kLayers + 1);
   rig.Refill(0);
   CHECK_FALSE(rig.Await(kLayers + 1));  // tried again
+}
+
+TEST_CASE("scales that are not finite fail the block's frame by their place, until they are") {
+  TempDir dir;
+  const std::string folder = dir.Path("model");
+  std::filesystem::copy(FixtureModel("quant-int4-g64"), folder);
+  Rig rig(2, 2, kLayersOnly, folder);
+  // Nothing that is computed with an indexer's scales shows that they are no numbers.
+  std::string name;
+  for (const char* tensor : {"self_attn.indexer.wk.weight.qs", "self_attn.kv_b_proj.weight.qs"}) {
+    if (rig.TheModel().Files().Find(LayerPrefix(4) + tensor) == nullptr) continue;
+    name = LayerPrefix(4) + tensor;
+    break;
+  }
+  const TensorEntry& scales = *rig.TheModel().Files().Find(name);
+  const std::string path = rig.TheModel().Files().Files().Path(scales.file);
+  const std::string good = TensorBytes(rig.TheModel().Files(), name).substr(0, sizeof(float));
+  const auto write = [&](std::string_view bytes) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(scales.offset));
+    file << bytes;
+  };
+  for (const uint32_t bits : {0x7fc00000u, 0xff800000u}) {  // no number, minus infinity
+    write({reinterpret_cast<const char*>(&bits), sizeof bits});
+    const uint64_t failures = rig.Stats().failures;
+    for (const int32_t frame : {0, 1}) {
+      rig.Refill(frame);
+      CHECK_FALSE(rig.Await(4, frame));
+    }
+    rig.Complete(4);
+    for (const int32_t frame : {0, 1}) {
+      rig.Begin(4, frame);
+      CHECK(rig.At(frame).rows[0].state == RowState::kReadFailed);
+      const FrameSequence& sequence = rig.At(frame).sequences[0];
+      CHECK(sequence.failed == FailedRead::kDense);
+      CHECK(sequence.error.error == EILSEQ);
+      CHECK(sequence.error.file == scales.file);
+      CHECK(sequence.error.offset == scales.offset);
+      rig.Left(4, frame);
+    }
+    CHECK(rig.Stats().failures == failures + 1);
+  }
+  write(good);
+  rig.Refill(0);
+  CHECK_FALSE(rig.Await(4));
+  rig.Complete(4);
+  rig.Begin(4);
+  CHECK(rig.At(0).AnyLive());
+  CHECK(rig.Shows(4));
 }
 
 TEST_CASE("windows are as large as the largest streamed block, and no more than layers") {

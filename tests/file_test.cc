@@ -212,6 +212,15 @@ bool DenyNamelessAndReserving() {
 TEST_CASE("a scratch file leaves no name where the file system makes no nameless ones either") {
   TempDir dir;
   FileTable files;
+  // What a process left that was killed in between, long ago; others that are not that.
+  const std::string left = dir.Write("colibri-scratch-killed", "");
+  const std::vector<std::string> kept = {dir.Write("colibri-scratch-young", ""),
+                                         dir.Write("colibri-scratch-full", "data"),
+                                         dir.Write("mine", "")};
+  const timespec long_ago[2] = {{1'000'000'000, 0}, {1'000'000'000, 0}};
+  for (const std::string& path : {left, kept[1], kept[2]}) {
+    REQUIRE(utimensat(AT_FDCWD, path.c_str(), long_ago, 0) == 0);
+  }
   bool denied = false;
   std::thread sandbox([&] {
     denied = DenyNamelessAndReserving();
@@ -227,6 +236,8 @@ TEST_CASE("a scratch file leaves no name where the file system makes no nameless
   CHECK(info.st_nlink == 0);
   CHECK(info.st_blocks == 0);
   CHECK(static_cast<uint64_t>(info.st_size) == 2 * kIoAlign);
+  CHECK_FALSE(std::filesystem::exists(left));
+  for (const std::string& path : kept) CHECK(std::filesystem::remove(path));
   CHECK(std::filesystem::is_empty(dir.Path("")));
 }
 

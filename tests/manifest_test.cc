@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -196,6 +197,16 @@ TEST_CASE("the fingerprint sees every part of a model that it reads, and not whe
   // A digit or letter of a name within the header.
   CHECK(changes(shard, bytes.find("model.") + 1));
   CHECK(changes(shard, 8 + header + (bytes.size() - 8 - header) / 2));
+
+  // What it does not read can only be told by its age.
+  CHECK_FALSE(changes(shard, bytes.size() - 1));
+  const std::string then = dir.Write("then", "");
+  const Container container({model.string()});
+  fs::last_write_time(model / shard, fs::last_write_time(then) - std::chrono::hours(1));
+  CHECK(ShardNewerThan(container, then) == "");
+  CHECK(ShardNewerThan(container, dir.Path("no such file")) == "");
+  fs::last_write_time(model / shard, fs::last_write_time(then) + std::chrono::hours(1));
+  CHECK(ShardNewerThan(container, then) == (model / shard).string());
 
   fs::rename(model / "config.json", model / "aside");
   CHECK(fingerprint() != original);
