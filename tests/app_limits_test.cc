@@ -323,7 +323,9 @@ TEST_CASE("a model on two drives gives the answers of one folder, and goes on wi
   CheckAnswered(buffered);
   CHECK(Contains(buffered.err, "buffered reads"));
   // What is in neither is named; the order counts where the first has no config.
-  CheckRefused(RunProgram("colibri-run", With({}, {drives.First()}), kInput), "missing");
+  const ProgramOutcome lacking = RunProgram("colibri-run", With({}, {drives.First()}), kInput);
+  CHECK(lacking.exit_code == 3);
+  CHECK(Contains(lacking.err, "is a shard missing? not there: out-00001.safetensors"));
   CheckRefused(RunProgram("colibri-run", With({}, {drives.Second(), drives.First()}), kInput),
                drives.Second());
   // The output knows the model wherever it lies.
@@ -347,7 +349,7 @@ TEST_CASE("two signals end a run at once while its drive stands nearly still") {
   for (const auto& [first, second] :
        {std::pair(SIGINT, SIGINT), std::pair(SIGTERM, SIGTERM), std::pair(SIGINT, SIGTERM)}) {
     RunningProgram program("colibri-run", Joined(arguments, {"--io-limit", "10"}));
-    REQUIRE(program.WaitForErrors("mode:"));
+    REQUIRE(program.WaitForErrors("input: lines"));  // it runs
     program.Signal(first);
     REQUIRE(program.WaitForErrors("interrupted"));
     program.Signal(second);

@@ -1,4 +1,5 @@
-// ExpertCache over the pread reader under random load of several threads.
+// ExpertCache under random load of several threads: over the pread reader, and over one whose reads
+// end in random order, late, or with an error.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,23 +18,29 @@
 #include "io/expert_cache.h"
 #include "io/file.h"
 #include "io/slot_pool.h"
+#include "tests/shuffled_reader.h"
 #include "tests/temp_dir.h"
+#include "tests/watchdog.h"
 
 namespace colibri {
 namespace {
 
-// Several workers request, hint, route and unpin at random over the pread reader; every answer is
-// compared with the file, one file is truncated so that reads fail too.
+enum class Drive : uint8_t { kPread, kShuffled };
+
+// Several workers request, hint, route and unpin at random; every answer is compared with the file.
+// One file is truncated so that reads fail too; of shuffled reads any may.
 struct RandomRun {
   static constexpr uint32_t kItems = 120;
   static constexpr uint32_t kLayers = 6;
   static constexpr uint32_t kRequests = 1500;  // for each worker
 
-  RandomRun(uint32_t slots, uint32_t seed_in) : seed(seed_in) {
+  RandomRun(Drive drive_in, uint32_t slots, uint32_t seed_in) : drive(drive_in), seed(seed_in) {
     // Page i of file 0 and one or two pages of file 1: two slot classes.
     files.Add(dir.Write("0", PatternBytes(0, kItems * kIoAlign)));
     files.Add(dir.Write("1", PatternBytes(1, (kItems + 2) * kIoAlign)));
-    std::filesystem::resize_file(dir.Path("1"), (kItems - 8) * kIoAlign);
+    if (drive == Drive::kPread) {
+      std::filesystem::resize_file(dir.Path("1"), (kItems - 8) * kIoAlign);
+    }
     std::vector<CacheItem> items;
     extents.reserve(kItems);
     for (uint32_t i = 0; i < kItems; ++i) {
@@ -49,7 +57,15 @@ struct RandomRun {
     }
     pool = std::make_unique<SlotPool>(
         std::vector<SlotClass>{{2 * kIoAlign, slots}, {3 * kIoAlign, slots}});
-    reader = MakeReader(IoBackend::kPread, files, {.depth = 4, .prefetch_depth = 2}, nullptr);
+    if (drive == Drive::kPread) {
+      reader = MakeReader(IoBackend::kPread, files, {.depth = 4, .prefetch_depth = 2}, nullptr);
+    } else {
+      reader = std::make_unique<ShuffledReader>(
+          files, seed, [this, random = std::mt19937(seed)](const ReadJob& job) mutable {
+            const bool past = PastTheEnd(job.extents[1]);
+            return past ? ENODATA : random() % 20 == 0 ? EIO : 0;
+          });
+    }
     cache = std::make_unique<ExpertCache>(std::move(items), *pool, *reader,
                                           [this](const ReadyItem& ready) { Answered(ready); });
   }
@@ -62,14 +78,16 @@ struct RandomRun {
     changed.notify_one();
   }
 
-  bool MayFail(uint32_t item) const {
-    return extents[item][1].offset + extents[item][1].bytes > (kItems - 8) * kIoAlign;
+  static bool PastTheEnd(const Extent& extent) {
+    return extent.offset + extent.bytes > (kItems - 8) * kIoAlign;
   }
+  bool MayFail(uint32_t item) const { return PastTheEnd(extents[item][1]); }
 
   void Check(uint32_t item, const std::byte* data, const ReadResult& result) {
     ++answers;
     if (data == nullptr) {
-      if (result.error != ENODATA || !MayFail(item)) ++wrong;
+      const bool drawn = drive == Drive::kShuffled && result.error == EIO;
+      if (!drawn && (result.error != ENODATA || !MayFail(item))) ++wrong;
       return;
     }
     if (MayFail(item)) ++wrong;
@@ -139,6 +157,7 @@ struct RandomRun {
     cache->CheckIdle();
   }
 
+  const Drive drive;
   const uint32_t seed;
   TempDir dir;
   FileTable files;
@@ -155,15 +174,19 @@ struct RandomRun {
 };
 
 TEST_CASE("random requests of several threads all get their item's bytes or its error") {
-  for (const uint32_t slots : {1u, 3u, 16u, 100u}) {
-    RandomRun run(slots, slots);
-    run.Run();
-    CAPTURE(slots);
-    CHECK(run.wrong == 0);
-    CHECK(run.answers == 3 * RandomRun::kRequests);
-    const CacheStats stats = run.cache->Stats();
-    CHECK(stats.hits + stats.joined + stats.misses == 3 * RandomRun::kRequests);
-    CHECK(stats.failures > 0);
+  for (const Drive drive : {Drive::kPread, Drive::kShuffled}) {
+    for (const uint32_t slots : {1u, 3u, 16u, 100u}) {
+      const Watchdog watchdog("random requests with slots and seed " + std::to_string(slots));
+      RandomRun run(drive, slots, slots);
+      run.Run();
+      CAPTURE(static_cast<int>(drive));
+      CAPTURE(slots);
+      CHECK(run.wrong == 0);
+      CHECK(run.answers == 3 * RandomRun::kRequests);
+      const CacheStats stats = run.cache->Stats();
+      CHECK(stats.hits + stats.joined + stats.misses == 3 * RandomRun::kRequests);
+      CHECK(stats.failures > 0);
+    }
   }
 }
 

@@ -245,9 +245,14 @@ bool Soak(std::chrono::seconds time, uint32_t seed) {
     engine.Run(deliverer);
     CHECK(writer.Finish() == OutputWriter::State::kOk);
     const EngineStats stats = engine.Stats();
-    fmt::print("{:.1f} GB read, {} of {} experts hit, {} dense waits\n",
-               static_cast<double>(stats.cache.BytesRead() + stats.dense.Bytes()) * 1e-9,
-               stats.cache.hits, stats.cache.Asked(), stats.dense.waits);
+    const auto gigabytes = [](uint64_t bytes) { return static_cast<double>(bytes) * 1e-9; };
+    fmt::print(
+        "read: {:.2f} GB of experts, {:.2f} of dense weights, {:.2f} all in all; {:.2f} GB of KV "
+        "written; {} sequences preempted\n",
+        gigabytes(stats.cache.BytesRead()), gigabytes(stats.dense.Bytes()),
+        gigabytes(stats.reader.demand_bytes + stats.reader.ahead_bytes +
+                  stats.reader.prefetch_bytes),
+        gigabytes(stats.reader.written_bytes), stats.scheduler.preemptions);
   }
   judge.Finish();
   observer.Finish();
