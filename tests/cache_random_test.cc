@@ -126,6 +126,7 @@ class History {
     // What has been cut short and not been sent yet ends without all its bytes.
     const int error = read.cut && !read.sent ? ECANCELED : fails && faults_ > 0 ? EIO : 0;
     if (error == EIO) failed_.insert(read.job.extents.front().file);
+    ending_ = read.job.read_class;
     reader_.Complete(read.job.id, error);
   }
 
@@ -148,8 +149,11 @@ class History {
     waiting_.erase(at);
     ++answers_;
     if (ready.data != nullptr) return Pin(ready.item, ready.data);
-    const bool stopped = ready.result.error == ECANCELED && ended_;
-    CHECK((stopped || (ready.result.error == EIO && failed_.count(ready.item) > 0)));
+    if (ended_ && ready.result.error == ECANCELED) return;
+    // A guess that fails fails nobody: what is told is a read made for who asked.
+    CHECK(ready.result.error == EIO);
+    CHECK(failed_.count(ready.item) == 1);
+    CHECK(ending_ == ReadClass::kDemand);
   }
 
   void Pin(uint32_t item, const std::byte* data) {
@@ -215,6 +219,7 @@ class History {
   std::map<uint32_t, Pinned> pins_;       // by item
   std::map<uint64_t, uint32_t> waiting_;  // item by waiter
   std::set<uint32_t> failed_;             // items with a read that failed
+  ReadClass ending_ = ReadClass::kDemand;  // of the read that ends
   uint64_t asked_ = 0, answers_ = 0;
   bool ended_ = false;
   std::unique_ptr<ExpertCache> cache_;

@@ -2,7 +2,7 @@
 # The demo on a drive that the kernel slows down (cgroup v1 or v2, whichever the machine has; as
 # root): the answers have to be those of the drive as it is, and one signal has to end the run.
 #   bash tests/slow_drive_run.sh BUILD_FOLDER [BYTES_PER_SECOND]
-# 5 MB/s unless given.
+# 5 MB/s unless given: half a minute.
 set -euo pipefail
 build=${1:?usage: bash tests/slow_drive_run.sh BUILD_FOLDER [BYTES_PER_SECOND]}
 rate=${2:-5000000}
@@ -22,8 +22,9 @@ mkdir "$group"
 trap 'rm -rf "$work"; rmdir "$group"' EXIT
 echo "$value" > "$group/$limit"
 
-run=("$build/colibri-run" -m "$model" -i "$root/apps/demo/prompts.jsonl" --ram 200MB --slots 25%
-     --direct on --max-tokens 2 --no-prediction)
+for ((i = 0; i < 6; ++i)); do echo "Tell me of the year $i."; done > "$work/prompts.txt"
+run=("$build/colibri-run" -m "$model" -i "$work/prompts.txt" --ram 200MB --slots 25% --direct on
+     --max-tokens 8 --no-prediction)
 # What belongs to an answer, whatever else its record tells.
 answers() {
   jq -cS '[.custom_id, .response.status_code, .response.body.choices, .response.body.usage]' "$1" |
