@@ -24,6 +24,8 @@
 #include <thread>
 #include <vector>
 
+#include "apps/setup.h"
+#include "io/file.h"
 #include "runtime/record.h"
 #include "tests/output_records.h"
 #include "tests/run_program.h"
@@ -334,6 +336,20 @@ TEST_CASE("a model on two drives gives the answers of one folder, and goes on wi
   CHECK(RunProgram("colibri-run", one, "Hello\n").exit_code == 0);
   CHECK(RunProgram("colibri-run", two, kInput).exit_code == 0);
   CHECK(LinesOf(ReadWhole(out)) == Expected());
+}
+
+TEST_CASE("how files are read is told as it is") {
+  const TempDir dir;
+  FileTable files;
+  files.Add(dir.Write("a", std::string(8192, 'a')));
+  files.Add(dir.Write("b", std::string(8192, 'b')));
+  CHECK(ReadsText(files) == "buffered");
+  if (!files.EnableDirect().empty()) return;  // a file system without direct reads
+  CHECK(ReadsText(files) == "direct");
+  files.GiveUpDirect(1);
+  CHECK(ReadsText(files) == "partly direct");
+  files.GiveUpDirect(0);
+  CHECK(ReadsText(files) == "buffered");
 }
 
 TEST_CASE("a slow drive changes no answer") {
