@@ -206,9 +206,10 @@ RunConfig Config(uint32_t seed) {
   c.rows = 32;
   c.sequences = 12;
   c.page_tokens = 4;
-  // Less than all sequences want, so that some are preempted.
-  c.kv_pages = PagesOf(c) / 3;
+  // A context and a little more: sequences are preempted.
+  c.kv_pages = (c.context + c.page_tokens - 1) / c.page_tokens + 16;
   c.kv_ram_layers = 2;
+  c.dense_windows = 2;  // for four layers
   c.drafts = 2;
   c.random_depth = true;
   c.reader = ReaderKind::kUring;
@@ -219,7 +220,7 @@ RunConfig Config(uint32_t seed) {
 bool Soak(std::chrono::seconds time, uint32_t seed) {
   TempDir folder;
   WriteSmallModel(folder.Path("model"));
-  const TestModel m(folder.Path("model"), {.layers = 2});
+  const TestModel m(folder.Path("model"), {.layers = 1});
   const RunConfig c = Config(seed);
   fmt::print("{}\n", c.Text());
   const RunFiles files(m.model, c);
