@@ -122,6 +122,7 @@ TEST_CASE("name and statistics of a port are the reader's") {
   CHECK(answers.Of(1).error == 0);
   CHECK(b->Name() == "pread x8");
   CHECK(b->Stats().demand_bytes == 4096);
+  a->Stop();  // before what the callback and the job use goes
 }
 
 TEST_CASE("users on threads of their own write and read over one reader, each its own bytes") {
