@@ -91,7 +91,7 @@ bool DenyUring() {
 // Root loses what it has beyond other users when it starts the next program. Others have no such
 // right to lose.
 bool DropPrivileges() {
-  for (const unsigned long right : {CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_IPC_LOCK}) {
+  for (const int right : {CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_IPC_LOCK}) {
     if (prctl(PR_CAPBSET_READ, right, 0, 0, 0) != 1) continue;
     if (prctl(PR_CAPBSET_DROP, right, 0, 0, 0) != 0 && geteuid() == 0) return false;
   }

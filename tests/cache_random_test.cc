@@ -175,7 +175,9 @@ class History {
 
   // What somebody computes with stays where it is, with its bytes.
   void CheckPins() const {
-    for (const auto& [item, pin] : pins_) {
+    for (const auto& pinned : pins_) {
+      const uint32_t item = pinned.first;  // clang 14 captures no structured binding
+      const Pinned& pin = pinned.second;
       bool whole = cache_->IsReady(item);
       for (const Extent& e : extents_[item]) {
         for (uint64_t i = 0; i < e.bytes; i += 509) {
@@ -216,9 +218,9 @@ class History {
   std::vector<uint32_t> slots_;  // by class
   std::unique_ptr<SlotPool> pool_;
   FakeReader reader_;
-  std::map<uint32_t, Pinned> pins_;       // by item
-  std::map<uint64_t, uint32_t> waiting_;  // item by waiter
-  std::set<uint32_t> failed_;             // items with a read that failed
+  std::map<uint32_t, Pinned> pins_;        // by item
+  std::map<uint64_t, uint32_t> waiting_;   // item by waiter
+  std::set<uint32_t> failed_;              // items with a read that failed
   ReadClass ending_ = ReadClass::kDemand;  // of the read that ends
   uint64_t asked_ = 0, answers_ = 0;
   bool ended_ = false;

@@ -61,7 +61,7 @@ struct RandomRun {
       reader = MakeReader(IoBackend::kPread, files, {.depth = 4, .prefetch_depth = 2}, nullptr);
     } else {
       reader = std::make_unique<ShuffledReader>(
-          files, seed, [this, random = std::mt19937(seed)](const ReadJob& job) mutable {
+          files, seed, [random = std::mt19937(seed)](const ReadJob& job) mutable {
             const bool past = PastTheEnd(job.extents[1]);
             return past ? ENODATA : random() % 20 == 0 ? EIO : 0;
           });

@@ -279,7 +279,7 @@ int main(int argc, char** argv) {
   context.setAsDefaultForAssertsOutOfTestCases();
   const double minutes = argc > 1 ? std::atof(argv[1]) : 30;
   const auto time = std::chrono::seconds(static_cast<int64_t>(minutes * 60));
-  const auto seed = static_cast<uint32_t>(argc > 2 ? std::atoi(argv[2]) : std::random_device()());
+  const auto seed = argc > 2 ? static_cast<uint32_t>(std::atoi(argv[2])) : std::random_device()();
   if (time.count() < 12) {
     std::fputs("usage: soak [MINUTES] [SEED], at least 0.2 minutes\n", stderr);
     return 2;
