@@ -72,7 +72,7 @@ void CheckRegular(const std::string& path) {
 }
 
 void FailToOpen(const std::string& path, int error, const std::string& advice) {
-  const std::string text = fmt::format("{}: {}{}", path, std::strerror(error), advice);
+  const std::string text = fmt::format("{}: {}{}", path, Reason(error), advice);
   for (const int wrong : {ENOENT, ENOTDIR, EACCES, ELOOP, ENAMETOOLONG}) {
     if (error == wrong) throw ModelError(text);
   }

@@ -188,7 +188,7 @@ TEST_CASE("however few files may be open, a run answers as always or says what i
     if (outcome.exit_code == 0) {
       CheckAnswered(outcome);
     } else {
-      CheckRefused(outcome, "Too many open files");
+      CheckRefused(outcome, "Too many open files (ulimit -n is " + std::to_string(files) + ")");
       ++refused;
     }
     CHECK((outcome.exit_code == 0 || files < 32));
