@@ -261,7 +261,9 @@ int Generate(Job job, Signals& signals) {
   Say(fmt::format("mode: {} threads, {}, {}, {} reads, prefetch {}", job.plan.threads, SimdTarget(),
                   engine.ReaderName(), ReadsText(job.model.Files().Files()),
                   Prefetches(o, job.plan) ? "on" : "off"));
-  if (o.drafts > 0 && !job.plan.resident.mtp) Say("no drafts: the model has no MTP layer");
+  if (o.drafts > 0 && !job.plan.resident.mtp) {
+    Say("drafts by prompt lookup alone: the model has no MTP layer");
+  }
   SharedTally tally;
   OutputWriter::Options writer_options;
   OutputWriter* writer_pointer = nullptr;

@@ -110,8 +110,9 @@ EngineOptions EngineOptionsOf(const RunOptions& o, const Plan& plan) {
   e.dense_windows = plan.dense_windows;
   e.slots = plan.slot_classes;
   e.prefetch = Prefetches(o, plan);
-  // The plan knows whether the model can make any.
-  if (plan.resident.mtp) e.drafts.most = o.drafts;
+  e.drafts.most = o.drafts;
+  // The plan knows whether the MTP layer makes any.
+  e.drafts.lookup = o.draft_auto || !plan.resident.mtp;
   e.govern_drafts = o.draft_auto;
   e.say = [](const std::string& line) { Say(line); };
   // auto is sweep: it reads the fewest bytes for narrow and for wide frames (bench/README.md).

@@ -99,7 +99,7 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
       mask_(tokenizer, model.Config().vocab),
       drawer_(mask_, parallel_),
       draft_drawer_(mask_, parallel_),
-      drafts_(options.drafts.most > 0 && model.HasMtp()),
+      mtp_(options.drafts.most > 0 && model.HasMtp() && model.Residents().mtp),
       scheduler_(WithContext(options), tokenizer, model.Config().stop_ids, kv_, source,
                  [this](Sequence& s) { delivery_->Refuse(s); }),
       chosen_(model.ExpertCount()),
@@ -109,9 +109,11 @@ Engine::Engine(const Model& model, const Tokenizer& tokenizer, const EngineOptio
       expert_port_(hub_.AddPort()),
       wake_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (wake_fd_ < 0) throw IoError(fmt::format("eventfd: {}", Reason(errno)));
-  if (drafts_ && options.govern_drafts) governor_.emplace(GovernorOptionsOf(model, options));
+  if ((mtp_ || options.drafts.lookup) && options.govern_drafts) {
+    governor_.emplace(GovernorOptionsOf(model, options));
+  }
   const DenseResidents& residents = model.Residents();
-  COLIBRI_CHECK(!drafts_ || (residents.mtp && residents.embedding && residents.head));
+  COLIBRI_CHECK(!mtp_ || (residents.embedding && residents.head));
   const FrameShape shape{options.scheduler.rows, options.context, options.threads, !residents.head};
   const auto experts = static_cast<size_t>(model.Config().experts);
   for (int32_t i = 0; i < options.scheduler.frames; ++i) {
@@ -391,7 +393,7 @@ void Engine::Lookahead(LayerRef at) noexcept {
   const ModelConfig& c = model_.Config();
   int32_t next = at.layer + 1;
   const bool known = NextSparse(next) < c.layers;
-  const bool drafts = drafts_ && !noise_ && !IsMtp(at);
+  const bool drafts = mtp_ && !noise_ && !IsMtp(at);
   if (!known) next = drafts ? c.layers : NextSparse(0);
   if (next >= c.layers ? !drafts : !c.Sparse(next)) return;
   if (cache_->LayerReady(static_cast<uint16_t>(next))) return;

@@ -69,7 +69,7 @@ struct EngineOptions {
   std::vector<SlotClass> slots;  // one for each of Model::ExpertClasses()
   bool prefetch = true;
   CachePolicyKind cache_policy = CachePolicyKind::kSweep;
-  // By the MTP layer, if the model has one: then its dense weights, embedding and head are in
+  // By the MTP layer, if the model has one and its dense weights, the embedding and the head are in
   // memory.
   DraftOptions drafts;
   bool govern_drafts = false;  // a Governor says how many, up to drafts.most
@@ -158,8 +158,8 @@ class Engine final : public NodeBodies {
     int32_t base_rows = 0;    // of the frame that was verified: no drafts
     SweepStart start;
     Clock::time_point verified;         // and then its drafts were made
-    std::vector<uint32_t> asking;       // sequences that may have drafts
-    std::vector<int32_t> depths;        // and how many
+    std::vector<DraftAsker> asking;     // who may have drafts, and how many
+    std::vector<Sequence*> asking_sequences;
     std::atomic<int32_t> remaining{0};  // of the layer: jobs + shared_ffn + lookahead
     std::atomic<int32_t> awaited{0};    // of the layer: suppliers + layer_ready itself
     std::vector<uint16_t> issue_order;
@@ -192,6 +192,9 @@ class Engine final : public NodeBodies {
   void TellGovernor(GraphFrame& f);
   // True: a draft step follows.
   bool BeginDrafts(GraphFrame& f);
+  void LookUp(GraphFrame& f, bool mtp);
+  void TakeLookups(GraphFrame& f);
+  bool WriteKeys(GraphFrame& f);
   bool TakeDrafts(GraphFrame& f);
   void ChooseDepths(GraphFrame& f);
   void CountStep(const GraphFrame& f);
@@ -215,12 +218,12 @@ class Engine final : public NodeBodies {
   VocabMask mask_;
   TokenDrawer drawer_;
   DraftDrawer draft_drawer_;
-  const bool drafts_;  // the MTP layer makes some
+  const bool mtp_;  // the MTP layer makes drafts
   std::mutex governor_mutex_;
   std::optional<Governor> governor_;                // under the mutex, as what follows
   std::array<int32_t, kMaxDrafts> step_rows_ = {};  // of draft steps since the last sweep's end
   double step_seconds_ = 0;
-  std::atomic<bool> noise_{false};  // the governor wants no more drafts
+  std::atomic<bool> noise_{false};  // the governor wants no more drafts of the MTP layer
   Scheduler scheduler_;
   std::vector<std::unique_ptr<GraphFrame>> frames_;
   std::vector<std::atomic<uint64_t>> chosen_;  // by item

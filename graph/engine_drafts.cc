@@ -29,7 +29,7 @@ void Engine::TellGovernor(GraphFrame& f) {
   for (const FrameSequence& place : f.frame.sequences) {
     const Sequence& s = *place.sequence;
     if (s.sweeps == 1) governor_->Started(s.index);
-    governor_->Verified(s.index, place.drafts, place.accepted);
+    governor_->Verified(s.index, s.draft_kind, place.drafts, place.accepted);
     sweep.drafts += place.drafts;
     sweep.accepted += place.accepted;
   }
@@ -45,34 +45,78 @@ void Engine::TellGovernor(GraphFrame& f) {
 
 bool Engine::BeginDrafts(GraphFrame& f) {
   f.draft_steps = 0;
-  if (drafts_ && !noise_ && f.pass.Begin(f.frame)) return true;
-  if (options_.drafts.most > 0) ProposeDrafts(f.frame, options_.drafts);
+  if (options_.drafts.most == 0) return false;
+  const bool mtp = mtp_ && !noise_ && f.pass.Begin(f.frame);
+  LookUp(f, mtp);
+  ChooseDepths(f);
+  TakeLookups(f);
+  if (mtp) {
+    const bool any = WriteKeys(f);
+    // Where KV is streamed the MTP layer's pages go to the file with the trip through it.
+    if (any || kv_stream_ != nullptr) return true;
+    f.pass.End(f.frame);
+  }
+  ProposeDrafts(f.frame, options_.drafts);
   return false;
+}
+
+// Who may have drafts, with what prompt lookup finds for them.
+void Engine::LookUp(GraphFrame& f, bool mtp) {
+  f.asking.clear();
+  f.asking_sequences.clear();
+  for (const FrameSequence& place : f.frame.sequences) {
+    Sequence& s = *place.sequence;
+    if (s.owner != f.frame.id || s.Known() - s.stored != 1) continue;
+    DraftAsker asker;
+    asker.sequence = s.index;
+    asker.mtp = mtp;
+    const int32_t most = std::min(options_.drafts.most, s.stop->Left() - 1);
+    if (options_.drafts.lookup) asker.lookup = LookupDrafts(s.tokens, most, &s.drafts);
+    f.asking.push_back(asker);
+    f.asking_sequences.push_back(&s);
+  }
 }
 
 // The next frame is thought to be like this one.
 void Engine::ChooseDepths(GraphFrame& f) {
-  f.depths.clear();
-  f.asking.clear();
-  for (const FrameSequence& place : f.frame.sequences) {
-    const Sequence& s = *place.sequence;
-    if (s.Known() - s.stored != 1) continue;
-    f.asking.push_back(s.index);
-    f.depths.push_back(options_.drafts.depth ? options_.drafts.depth(s) : options_.drafts.most);
-  }
   if (f.asking.empty()) return;
   if (governor_) {
     const std::lock_guard lock(governor_mutex_);
-    governor_->Choose(f.base_rows, f.asking, options_.scheduler.rows - f.base_rows, f.depths);
+    governor_->Choose(f.base_rows, f.asking, options_.scheduler.rows - f.base_rows);
     return;
   }
   // Of what a full frame leaves, every sequence that asks gets as much as the others.
   const auto asking = static_cast<int32_t>(f.asking.size());
   const int32_t room = std::max(0, options_.scheduler.rows - asking);
   for (int32_t i = 0; i < asking; ++i) {
-    int32_t& depth = f.depths[static_cast<size_t>(i)];
-    depth = std::min({depth, options_.drafts.most, room / asking + (i < room % asking ? 1 : 0)});
+    DraftAsker& asker = f.asking[static_cast<size_t>(i)];
+    const Sequence& s = *f.asking_sequences[static_cast<size_t>(i)];
+    const int32_t wanted = options_.drafts.depth ? options_.drafts.depth(s) : options_.drafts.most;
+    asker.depth = std::min(
+        {wanted, options_.drafts.most, room / asking + (i < room % asking ? 1 : 0)});
+    if (!asker.mtp) asker.kind = asker.lookup;
   }
+}
+
+void Engine::TakeLookups(GraphFrame& f) {
+  for (size_t i = 0; i < f.asking.size(); ++i) {
+    const DraftAsker& asker = f.asking[i];
+    Sequence& s = *f.asking_sequences[i];
+    const bool looked_up = asker.kind != kMtpDrafts && asker.depth > 0;
+    const auto depth = static_cast<size_t>(looked_up ? asker.depth : 0);
+    if (s.drafts.size() > depth) s.drafts.resize(depth);
+    s.draft_kind = asker.kind;
+  }
+}
+
+bool Engine::WriteKeys(GraphFrame& f) {
+  const auto depth = [&f, next = size_t{0}](Sequence&) mutable {
+    const DraftAsker& asker = f.asking[next++];
+    return asker.kind == kMtpDrafts ? asker.depth : 0;
+  };
+  const bool any = f.pass.Choose(f.frame, depth, kv_stream_ == nullptr);
+  while (f.pass.Keys(f.frame)) stages_.MtpKeys(f.frame, f.pass.Hidden());
+  return any;
 }
 
 void Engine::CountStep(const GraphFrame& f) {
@@ -84,16 +128,13 @@ void Engine::CountStep(const GraphFrame& f) {
 LayerRef Engine::Draft(FrameRef ref) noexcept {
   const Profile::Span span(profile_, NodeId::kDraft, ref.frame, 0);
   GraphFrame& f = *frames_[ref.frame];
-  if (f.draft_steps++ == 0) {
-    stages_.MtpKeys(f.frame);
-    ChooseDepths(f);
-    f.pass.First(f.frame, [&f, next = size_t{0}](Sequence&) mutable { return f.depths[next++]; });
-  }
+  if (f.draft_steps++ == 0) f.pass.First(f.frame);
   CountStep(f);
   if (f.frame.Rows() > 0) {
     stages_.MtpInput(f.frame);
     GuessAgain(f, f.frame.layer);
   }
+  f.frame.layer = model_.Config().layers;
   return {ref.frame, static_cast<uint16_t>(f.frame.layer)};
 }
 

@@ -73,26 +73,93 @@ bool DraftPass::Begin(Frame& frame) {
   return true;
 }
 
-bool DraftPass::First(Frame& frame, const std::function<int32_t(Sequence&)>& depth) {
+// A page that is full may be shared: nothing is written to it any more.
+bool DraftPass::MayWait(const Sequence& s, int32_t rows) const {
+  const int32_t keyed = s.stored - rows - s.unkeyed;
+  return s.unkeyed + rows <= kWaitingKeys && keyed / page_tokens_ == s.stored / page_tokens_;
+}
+
+// The rows of a sequence that waited, then those of the frame.
+void DraftPass::AddDue(const Frame& frame, size_t sequence) {
+  const FrameSequence& place = frame.sequences[sequence];
+  const Sequence& s = *place.sequence;
+  const size_t hidden = frame.HiddenSize();
+  for (int32_t i = 0; i < s.unkeyed; ++i) {
+    FrameRow row;
+    row.sequence = static_cast<int32_t>(sequence);
+    row.position = s.stored - place.rows - s.unkeyed + i;
+    row.token = s.tokens[S(row.position + 1)];
+    due_.push_back(row);
+    due_hidden_.push_back(s.unkeyed_hidden.data() + S(i) * hidden);
+  }
+  for (int32_t r = place.first_row; r < place.first_row + place.rows; ++r) {
+    due_.push_back(frame.rows[S(r)]);
+    due_hidden_.push_back(frame.final + S(r) * hidden);
+  }
+}
+
+bool DraftPass::Choose(Frame& frame, const std::function<int32_t(Sequence&)>& depth, bool wait) {
+  depths_.clear();
+  due_.clear();
+  due_hidden_.clear();
+  taken_ = 0;
+  bool any = false;
+  for (size_t i = 0; i < frame.sequences.size(); ++i) {
+    const FrameSequence& place = frame.sequences[i];
+    Sequence& s = *place.sequence;
+    int32_t most = 0;
+    if (s.Known() - s.stored == 1) {    // else its prompt goes on
+      const int32_t wanted = depth(s);  // which may give it pages
+      const auto held = static_cast<int32_t>(place.pages->ids.size()) * page_tokens_;
+      // A step gives one token besides those of its drafts.
+      most = std::min({wanted, kMaxDrafts, s.stop->Left() - 1, held - s.stored + 1});
+    }
+    depths_.push_back(most);
+    any |= most > 0;
+    if (most > 0 || !wait || !MayWait(s, place.rows)) {
+      AddDue(frame, i);
+      continue;
+    }
+    const size_t hidden = frame.HiddenSize();
+    s.unkeyed_hidden.resize(S(kWaitingKeys) * hidden);
+    std::memcpy(s.unkeyed_hidden.data() + S(s.unkeyed) * hidden,
+                frame.final + S(place.first_row) * hidden,
+                S(place.rows) * hidden * sizeof(float));
+    s.unkeyed += place.rows;
+  }
+  stored_.swap(frame.rows);
+  return any;
+}
+
+bool DraftPass::Keys(Frame& frame) {
+  const size_t rows = std::min(due_.size() - taken_, S(frame.shape.rows));
+  const auto first = due_.begin() + static_cast<std::ptrdiff_t>(taken_);
+  frame.rows.assign(first, first + static_cast<std::ptrdiff_t>(rows));
+  hidden_ = std::span(due_hidden_).subspan(taken_, rows);
+  taken_ += rows;
+  if (rows > 0) return true;
+  for (const FrameRow& row : due_) {
+    frame.sequences[S(row.sequence)].sequence->unkeyed = 0;
+  }
+  frame.rows.swap(stored_);
+  return false;
+}
+
+void DraftPass::First(Frame& frame) {
   std::vector<FrameRow> rows;
   std::vector<FrameSequence> sequences;
-  depths_.clear();
-  for (const FrameSequence& place : frame.sequences) {
-    Sequence& s = *place.sequence;
-    if (s.Known() - s.stored != 1) continue;  // its prompt goes on
-    const int32_t wanted = depth(s);          // which may give it pages
-    const auto held = static_cast<int32_t>(place.pages->ids.size()) * page_tokens_;
-    // A step gives one token besides those of its drafts.
-    const int32_t most = std::min({wanted, kMaxDrafts, s.stop->Left() - 1, held - s.stored + 1});
-    if (most < 1) continue;
-    s.drafts.clear();
+  std::vector<int32_t> depths;
+  for (size_t i = 0; i < frame.sequences.size(); ++i) {
+    if (depths_[i] < 1) continue;
+    const FrameSequence& place = frame.sequences[i];
+    place.sequence->drafts.clear();
     sequences.push_back(
         PlaceAlone(frame, place, S(place.first_row + place.rows - 1), &rows, sequences.size()));
-    depths_.push_back(most);
+    depths.push_back(depths_[i]);
   }
   frame.sequences = std::move(sequences);
   frame.rows = std::move(rows);
-  return !frame.rows.empty();
+  depths_ = std::move(depths);
 }
 
 bool DraftPass::Next(Frame& frame) {
@@ -160,7 +227,7 @@ void DraftDrawer::Row(Frame& frame, size_t row, std::span<float> logits) {
                             &scratch_[static_cast<size_t>(parallel_.ThreadIndex())]);
 }
 
-void LookupDrafts(std::span<const int32_t> tokens, int32_t most, std::vector<int32_t>* drafts) {
+int32_t LookupDrafts(std::span<const int32_t> tokens, int32_t most, std::vector<int32_t>* drafts) {
   constexpr size_t kLongest = 4, kShortest = 2;
   drafts->clear();
   // Behind the longest run found so far, which ends before the sequence's end.
@@ -178,6 +245,7 @@ void LookupDrafts(std::span<const int32_t> tokens, int32_t most, std::vector<int
   for (int32_t i = 0; best > 0 && i < most; ++i, ++next) {
     drafts->push_back(next < tokens.size() ? tokens[next] : (*drafts)[next - tokens.size()]);
   }
+  return best == 0 ? 0 : static_cast<int32_t>(best - kShortest) + 1;
 }
 
 }  // namespace colibri

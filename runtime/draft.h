@@ -5,7 +5,9 @@
 // The MTP layer drafts from a frame that was just verified, by one pass of these steps:
 //
 //   DraftPass::Begin   rows whose positions are stored for good, each with the token behind it
-//   Stages::MtpKeys    their keys in the MTP layer, from true hidden states, over those of drafts
+//   DraftPass::Choose  how many drafts each sequence is to have
+//   DraftPass::Keys    as long as rows are due
+//     Stages::MtpKeys  their keys in the MTP layer, from true hidden states, over those of drafts
 //   DraftPass::First   the last row of every sequence that is to draft
 //     Stages::MtpInput, the MTP layer, Stages::Head with a DraftDrawer
 //   DraftPass::Next    the same rows one draft further, as long as one wants more
@@ -29,8 +31,17 @@ namespace colibri {
 
 inline constexpr int32_t kMaxDrafts = 4;
 
+// Kinds of drafts: of the MTP layer, and of prompt lookup behind a run of 2, 3 or 4 tokens.
+inline constexpr int32_t kDraftKinds = 4;
+inline constexpr int32_t kMtpDrafts = 0;
+
+// The MTP layer's keys of so many rows of a sequence may wait until it drafts or they are more:
+// one row after the other they took 7 % of the demo model's time, eight together 2.
+inline constexpr int32_t kWaitingKeys = 8;
+
 struct DraftOptions {
   int32_t most = 0;  // of a sequence; 0: none are made
+  bool lookup = false;  // by prompt lookup too, or alone where there is no MTP layer
   // How many a sequence should have next, asked after each of its frames; none: `most`.
   std::function<int32_t(const Sequence&)> depth;
   // Tests: replaces what the MTP layer drafted by at most `most` others.
@@ -47,23 +58,38 @@ class DraftPass {
   DraftPass(int32_t page_tokens, bool share_index)
       : page_tokens_(page_tokens), share_index_(share_index) {}
 
-  // After AcceptTokens: the frame's rows become those whose keys are due in the MTP layer. False:
-  // there are none, and the frame is as it was.
+  // After AcceptTokens: the frame's rows become those that are stored for good. False: there are
+  // none, and the frame is as it was.
   bool Begin(Frame& frame);
-  // After MtpKeys: the rows become the last ones of the sequences that draft. `depth`: how many
-  // drafts a sequence whose prompt is stored should have; what the line may still generate and the
-  // pages it holds (positions up to stored + depth - 2 are written) lessen it. False: none drafts.
-  bool First(Frame& frame, const std::function<int32_t(Sequence&)>& depth);
+  // `depth`: how many drafts a sequence whose prompt is stored should have; what the line may still
+  // generate and the pages it holds (positions up to stored + depth - 2 are written) lessen it.
+  // `wait`: keys of sequences that do not draft may wait, as long as their page is not full. False:
+  // none drafts.
+  bool Choose(Frame& frame, const std::function<int32_t(Sequence&)>& depth, bool wait);
+  // After each call that returns true: MtpKeys with Hidden(). False: no keys are due any more.
+  bool Keys(Frame& frame);
+  std::span<const float* const> Hidden() const { return hidden_; }
+  // The rows become the last ones of the sequences that draft.
+  void First(Frame& frame);
   // After the head: takes what was drawn as drafts. The rows become the next step's. False: no
   // sequence wants one more.
   bool Next(Frame& frame);
   void End(Frame& frame);
 
  private:
+  bool MayWait(const Sequence& s, int32_t rows) const;
+  void AddDue(const Frame& frame, size_t sequence);
+
   const int32_t page_tokens_;
   const bool share_index_;
   std::vector<FrameSequence> verified_;  // the frame's sequences before Begin
   std::vector<int32_t> depths_;          // of the frame's sequences
+  std::vector<FrameRow> stored_;         // the rows of Begin, while others' keys are written
+  // Rows whose keys are due and their hidden states, of which some have been taken.
+  std::vector<FrameRow> due_;
+  std::vector<const float*> due_hidden_;
+  size_t taken_ = 0;
+  std::span<const float* const> hidden_;
 };
 
 // Turns a frame whose MTP rows have just run into one MTP row for each sequence, the next draft
@@ -88,7 +114,8 @@ class DraftDrawer final : public LogitsSink {
 // Prompt lookup: what followed the last place where the sequence's last tokens stand already. Of
 // the last 4, 3 or 2 tokens the longest run that occurs before counts, of its places the newest.
 // `drafts` becomes at most `most` tokens, none without such a place. A continuation that reaches
-// the end goes on with the drafts themselves, as a sequence that repeats itself would.
-void LookupDrafts(std::span<const int32_t> tokens, int32_t most, std::vector<int32_t>* drafts);
+// the end goes on with the drafts themselves, as a sequence that repeats itself would. Returns
+// their kind, 0 without any.
+int32_t LookupDrafts(std::span<const int32_t> tokens, int32_t most, std::vector<int32_t>* drafts);
 
 }  // namespace colibri

@@ -59,8 +59,10 @@ void DraftOracle::DraftByMtp() {
     return wanted;
   };
   if (!pass_.Begin(frame_)) return;
-  engine_.RunMtpKeys(frame_);
-  if (pass_.First(frame_, depth)) {
+  const bool any = pass_.Choose(frame_, depth, options_.wait);
+  while (pass_.Keys(frame_)) engine_.RunMtpKeys(frame_, pass_.Hidden());
+  if (any) {
+    pass_.First(frame_);
     do {
       engine_.RunMtp(frame_, draft_drawer_);
     } while (pass_.Next(frame_));

@@ -27,6 +27,7 @@ struct DraftOracleOptions {
   std::function<void(std::vector<Sequence*>*)> order;
   // Called when a frame is verified, its drafts made and its sequences back.
   std::function<void(const Frame&)> verified;
+  bool wait = false;     // keys in the MTP layer may (DraftPass)
   int32_t rows = 64;     // of a frame
   int32_t context = 64;  // longest sequence
 };

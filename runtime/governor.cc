@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "io/check.h"
 
@@ -28,9 +29,11 @@ constexpr double kLeastCharge = 0.5;
 // Drafts begin when they promise so much, and end when they promise less, so that a figure which
 // wavers does not switch them to and fro. The same for those of a sequence, by a factor.
 constexpr double kBegin = 1.04, kEnd = 1.015, kStay = 1.03;
-// Trained MTP layers begin at 0.6 to 0.85; a few drafts soon outweigh the guess. A sequence is
-// taken to be like the run until it has more than some of its own.
-constexpr double kGuess = 0.7, kGuessWeight = 3, kRunWeight = 3;
+// Trained MTP layers begin at 0.6 to 0.85, lookup behind longer runs is surer; a few drafts soon
+// outweigh the guess. A sequence is taken to be like the run until it has more than some of its
+// own.
+constexpr std::array<double, kDraftKinds> kGuess = {0.7, 0.4, 0.6, 0.8};
+constexpr double kGuessWeight = 3, kRunWeight = 3;
 constexpr double kKeepRun = 0.99, kKeepOwn = 0.95, kFade = 0.99;
 // And with each sweep while drafts are off.
 constexpr double kKeepOff = 0.995, kKeepExtra = 0.9;
@@ -41,6 +44,8 @@ constexpr double kLossSweeps = 1, kLossShare = 0.01;
 constexpr double kFirstReach = 0.125, kGrowth = 2;
 constexpr size_t kProbeShare = 8;  // one of so many sequences tries a draft when none are made
 constexpr int32_t kFirstCheck = 4, kLastCheck = 32;
+// Lookup finds something now and then, which does not mean that it is over when it does not.
+constexpr int32_t kPatience = 32;
 constexpr double kOtherWidth = 1.5;  // what a sweep takes is looked at again from there on
 // Drafts of random weights hit one token in thousands: none of the first so many.
 constexpr int64_t kNoiseDrafts = 64;
@@ -65,14 +70,15 @@ Governor::History& Governor::Of(uint32_t sequence) {
 
 void Governor::Started(uint32_t sequence) { Of(sequence) = {}; }
 
-void Governor::Verified(uint32_t sequence, int32_t offered, int32_t accepted) {
+void Governor::Verified(uint32_t sequence, int32_t kind, int32_t offered, int32_t accepted) {
   if (offered == 0) return;
-  History& own = Of(sequence);
+  KindCounts& own = Of(sequence).of[static_cast<size_t>(kind)];
   // Those behind the first that missed could not hit.
   for (int32_t i = 0; i <= std::min(accepted, offered - 1); ++i) {
-    run_[static_cast<size_t>(i)].Add(i < accepted, kKeepRun);
-    own.at[static_cast<size_t>(i)].Add(i < accepted, kKeepOwn);
+    run_[static_cast<size_t>(kind)][static_cast<size_t>(i)].Add(i < accepted, kKeepRun);
+    own[static_cast<size_t>(i)].Add(i < accepted, kKeepOwn);
   }
+  if (kind != kMtpDrafts) return;
   ++firsts_;
   firsts_accepted_ += accepted > 0 ? 1 : 0;
   noise_ = noise_ || (firsts_ == kNoiseDrafts && firsts_accepted_ == 0);
@@ -82,13 +88,32 @@ std::string Governor::TakeNotice() {
   if (!noise_ || told_) return "";
   told_ = true;
   return fmt::format(
-      "no more drafts: none of the first {} was accepted, as if the MTP layer were noise; are its "
-      "weights damaged?",
+      "no more drafts by the MTP layer: none of the first {} was accepted, as if it were noise; are "
+      "its weights damaged?",
       kNoiseDrafts);
 }
 
-double Governor::Acceptance(int32_t position) const {
-  return run_[static_cast<size_t>(position)].Share(kGuess, kGuessWeight);
+double Governor::Acceptance(int32_t kind, int32_t position) const {
+  const auto k = static_cast<size_t>(kind);
+  return run_[k][static_cast<size_t>(position)].Share(kGuess[k], kGuessWeight);
+}
+
+double Governor::Hit(const History& own, int32_t kind, int32_t position) const {
+  const Counts& counts = own.of[static_cast<size_t>(kind)][static_cast<size_t>(position)];
+  return counts.Share(Acceptance(kind, position), kRunWeight);
+}
+
+// Seconds that a sequence's drafts are worth at their best depth (at least one), where a token is
+// worth `token`, a row costs `row` and a draft's step `step`.
+double Governor::Value(const History& own, int32_t kind, double token, double row,
+                       double step) const {
+  double chance = 1, value = 0, best = -std::numeric_limits<double>::infinity();
+  for (int32_t i = 0; i < options_.most; ++i) {
+    chance *= Hit(own, kind, i);
+    value += chance * token - row - step;
+    best = std::max(best, value);
+  }
+  return best;
 }
 
 double Governor::Union(double rows) const {
@@ -145,7 +170,9 @@ void Governor::LearnWithout(const SweepFigures& s) {
     extra_ *= kKeepExtra;
     extra_sum_ *= kKeepExtra;
     extra_squares_ *= kKeepExtra;
-    for (Counts& counts : run_) counts.Fade(kKeepOff);
+    for (KindCounts& kind : run_) {
+      for (Counts& counts : kind) counts.Fade(kKeepOff);
+    }
   }
   const bool known = s.read_seconds + s.compute_seconds > 0;
   const double experts = Union(s.rows), work = s.rows + kFetchRows * experts / options_.top_k;
@@ -200,16 +227,28 @@ void Governor::Swept(const SweepFigures& sweep) {
   }
 }
 
-std::vector<Governor::Candidate> Governor::Gains(std::span<const uint32_t> asking) {
+std::vector<Governor::Candidate> Governor::Gains(int32_t rows, std::span<const DraftAsker> asking) {
   std::vector<Candidate> all;
+  // What things cost if every sequence has a draft.
+  const auto each = static_cast<double>(asking.size());
+  const double token = Without(rows) / rows, row = (With(rows, each) - Without(rows)) / each;
+  const double step = StepTime(static_cast<int32_t>(asking.size())) / each;
   for (size_t i = 0; i < asking.size(); ++i) {
-    const History& own = Of(asking[i]);
+    const DraftAsker& asker = asking[i];
+    if (!Mtp(asker) && asker.lookup == 0) continue;
+    const History& own = Of(asker.sequence);
     Candidate c;
+    c.kind = Mtp(asker) ? kMtpDrafts : asker.lookup;
+    if (Mtp(asker) && asker.lookup != 0 &&
+        Value(own, asker.lookup, token, row, 0) >= Value(own, kMtpDrafts, token, row, step)) {
+      c.kind = asker.lookup;
+    }
     c.gain = 1;
     c.asker = i;
     for (c.depth = 1; c.depth <= options_.most; ++c.depth) {
-      c.gain *= own.at[static_cast<size_t>(c.depth - 1)].Share(Acceptance(c.depth - 1), kRunWeight);
-      c.order = c.gain * (c.depth <= own.depth ? kStay : 1);
+      c.gain *= Hit(own, c.kind, c.depth - 1);
+      c.order = c.gain * (c.depth <= own.depth && c.kind == own.kind ? kStay : 1);
+      if (c.kind == kMtpDrafts) c.order -= step / token;
       all.push_back(c);
     }
   }
@@ -222,18 +261,25 @@ std::vector<Governor::Candidate> Governor::Gains(std::span<const uint32_t> askin
 }
 
 // Sequences of which least is known, with what can be hoped for.
-std::vector<Governor::Candidate> Governor::Probes(std::span<const uint32_t> asking) {
+std::vector<Governor::Candidate> Governor::Probes(std::span<const DraftAsker> asking) {
   std::vector<Candidate> all;
   if (options_.most == 0) return all;
   for (size_t i = 0; i < asking.size(); ++i) {
-    const Counts& own = Of(asking[i]).at[0];
-    const double share = Acceptance(0);
-    const double doubt = std::sqrt((share * (1 - share) + 0.02) / (run_[0].offered + 1));
-    all.push_back({std::min(1.0, share + doubt), -own.offered, i, 1});
+    Candidate best;
+    for (const int32_t kind : {kMtpDrafts, asking[i].lookup}) {
+      if (kind == kMtpDrafts && !Mtp(asking[i])) continue;
+      const auto k = static_cast<size_t>(kind);
+      const double share = Acceptance(kind, 0);
+      const double doubt = std::sqrt((share * (1 - share) + 0.02) / (run_[k][0].offered + 1));
+      const double hope = std::min(1.0, share + doubt);
+      const double known = Of(asking[i].sequence).of[k][0].offered;
+      if (hope > best.gain) best = {hope, -known, i, 1, kind};
+    }
+    if (best.gain > 0) all.push_back(best);
   }
   std::stable_sort(all.begin(), all.end(),
                    [](const Candidate& a, const Candidate& b) { return a.order > b.order; });
-  all.resize(std::max<size_t>(1, all.size() / kProbeShare));
+  if (!all.empty()) all.resize(std::max<size_t>(1, all.size() / kProbeShare));
   return all;
 }
 
@@ -245,9 +291,11 @@ Governor::Choice Governor::Best(int32_t rows, std::span<const Candidate> candida
   double tokens = rows, making = 0;
   for (size_t n = 1; n <= std::min(candidates.size(), most); ++n) {
     const Candidate& c = candidates[n - 1];
-    int32_t& step = step_rows[static_cast<size_t>(c.depth - 1)];
-    if (step > 0) making -= StepTime(step);
-    making += StepTime(++step);
+    if (c.kind == kMtpDrafts) {
+      int32_t& step = step_rows[static_cast<size_t>(c.depth - 1)];
+      if (step > 0) making -= StepTime(step);
+      making += StepTime(++step);
+    }
     tokens += c.gain;
     const double seconds = With(rows, static_cast<double>(n)) + making;
     const double speedup = tokens / seconds * without / rows;
@@ -267,44 +315,60 @@ bool Governor::CheckDue(int32_t rows) {
   return true;
 }
 
-void Governor::Choose(int32_t rows, std::span<const uint32_t> asking, int32_t room,
-                      std::span<int32_t> depths) {
-  std::fill(depths.begin(), depths.end(), 0);
-  if (noise_) on_ = false;
-  if (noise_ || !settled_ || asking.empty() || rows <= 0 || room <= 0) return;
-  const double reach = std::max(kFirstReach, kGrowth * reach_) * rows;
-  const size_t most = std::min(static_cast<size_t>(room), static_cast<size_t>(std::ceil(reach)));
-  std::vector<Candidate> candidates = Gains(asking);
-  Choice best = Best(rows, candidates, most);
+// Whether drafts are made at large, by what the best ones promise.
+bool Governor::Switch(int32_t rows, bool promised_end, bool promised_begin) {
   const double left = MayLose(rows) - Lost();
-  // A few drafts cannot promise what those of all sequences would.
-  const auto promised = [&](double whole) {
-    const auto part = static_cast<double>(best.drafts) / static_cast<double>(asking.size());
-    return best.speedup > 1 + (whole - 1) * std::min(1.0, part);
-  };
-  if (on_ && (!promised(kEnd) || left < 0)) on_ = false;
-  if (!on_ && promised(kBegin) && left > MayLose(rows) / 2) {
+  unpromising_ = promised_end ? 0 : unpromising_ + 1;
+  const int32_t patience = looked_up_ ? kPatience : 0;
+  if (on_ && (unpromising_ > patience || left < 0)) on_ = false;
+  if (!on_ && promised_begin && left > MayLose(rows) / 2) {
     CloseAccount();
     outlier_ = 0;
     on_ = true;
     check_in_ = check_every_ = kFirstCheck;
   }
-  if (on_ && CheckDue(rows)) return;
-  if (!on_) {
+  return on_;
+}
+
+void Governor::Choose(int32_t rows, std::span<DraftAsker> asking, int32_t room) {
+  for (DraftAsker& asker : asking) {
+    asker.depth = 0;
+    looked_up_ = looked_up_ || asker.lookup != 0;
+  }
+  if (!settled_ || asking.empty() || rows <= 0 || room <= 0) return;
+  const double reach = std::max(kFirstReach, kGrowth * reach_) * rows;
+  const size_t most = std::min(static_cast<size_t>(room), static_cast<size_t>(std::ceil(reach)));
+  std::vector<Candidate> candidates = Gains(rows, asking);
+  Choice best = Best(rows, candidates, most);
+  // A few drafts cannot promise what those of all sequences would.
+  const auto promised = [&](double whole) {
+    const auto part = static_cast<double>(best.drafts) / static_cast<double>(asking.size());
+    return best.speedup > 1 + (whole - 1) * std::min(1.0, part);
+  };
+  if (Switch(rows, promised(kEnd), promised(kBegin))) {
+    if (!promised(kEnd)) best.drafts = 0;
+    if (best.drafts == 0) {
+      check_in_ = check_every_;  // this one tells
+    } else if (CheckDue(rows)) {
+      return;
+    }
+  } else {
     candidates = Probes(asking);
     best = Best(rows, candidates, most);
-    if (!promised(kBegin) || best.loss > left) best.drafts = 0;
+    if (!promised(kBegin) || best.loss > MayLose(rows) - Lost()) best.drafts = 0;
   }
   for (size_t n = 0; n < best.drafts; ++n) {
-    int32_t& depth = depths[candidates[n].asker];
-    depth = std::max(depth, candidates[n].depth);
+    DraftAsker& asker = asking[candidates[n].asker];
+    asker.depth = std::max(asker.depth, candidates[n].depth);
+    asker.kind = candidates[n].kind;
   }
-  for (size_t i = 0; i < asking.size(); ++i) {
-    History& own = Of(asking[i]);
-    own.depth = depths[i];
-    if (depths[i] > 0) continue;
+  for (const DraftAsker& asker : asking) {
+    History& own = Of(asker.sequence);
+    own.depth = asker.depth;
+    own.kind = asker.kind;
+    if (asker.depth > 0) continue;
     // A sequence that has no drafts becomes one like others again.
-    own.at[0].Fade(kFade);
+    for (KindCounts& kind : own.of) kind[0].Fade(kFade);
   }
 }
 

@@ -1,13 +1,13 @@
 // How many drafts each sequence should have, decided in time: a draft is worth the tokens it is
 // expected to bring, and costs the seconds by which its row lengthens the sweep and making it
-// takes.
+// takes, which is nothing where it is looked up.
 //
 // What a sweep of R rows takes is modelled as the larger of reading the union of the experts its
 // rows choose, E (1 - (1 - k/E)^R) a layer, and of computing, a share for each row and one for each
 // expert of the union; both are scaled to what sweeps without drafts really took. What sweeps with
 // drafts took beyond that is charged to their draft rows, so that shared experts, a warm cache or
-// an idle processor show. Acceptance is counted for each position of a draft, over the run and,
-// drawn towards that, for each sequence.
+// an idle processor show. Acceptance is counted for each kind and position of a draft, over the run
+// and, drawn towards that, for each sequence; a sequence's drafts are of the kind that promises most.
 //
 // Drafts are made while all rows together get on faster with them; else a few now and then, to see
 // whether they would. Account is kept of what drafts really cost beyond what they brought: once
@@ -46,6 +46,16 @@ struct SweepFigures {
   double draft_seconds = 0;
 };
 
+// A sequence that may have drafts.
+struct DraftAsker {
+  uint32_t sequence = 0;
+  bool mtp = true;     // the MTP layer can make some
+  int32_t lookup = 0;  // the kind that prompt lookup has for it; 0: none
+  // The answer.
+  int32_t depth = 0;
+  int32_t kind = kMtpDrafts;
+};
+
 class Governor {
  public:
   explicit Governor(const GovernorOptions& options);
@@ -53,19 +63,18 @@ class Governor {
   // A sequence begins: what is known of its number is forgotten.
   void Started(uint32_t sequence);
   // Its drafts were verified: of `offered` the first `accepted`.
-  void Verified(uint32_t sequence, int32_t offered, int32_t accepted);
+  void Verified(uint32_t sequence, int32_t kind, int32_t offered, int32_t accepted);
   void Swept(const SweepFigures& sweep);
 
-  // Sets depths[i] to the drafts that sequence asking[i] should have in the next sweep, which has
-  // `rows` rows besides and room for `room` drafts.
-  void Choose(int32_t rows, std::span<const uint32_t> asking, int32_t room,
-              std::span<int32_t> depths);
+  // Sets the drafts that each of `asking` should have in the next sweep, which has `rows` rows
+  // besides and room for `room` drafts.
+  void Choose(int32_t rows, std::span<DraftAsker> asking, int32_t room);
 
   // Drafts are made because they gain, not only to see whether they would.
   bool On() const { return on_; }
   // Share of drafts at `position` (0: the first) accepted of those whose predecessors were.
-  double Acceptance(int32_t position) const;
-  // A line for the user, once: the drafts are noise. "" otherwise. From then on there are none.
+  double Acceptance(int32_t kind, int32_t position) const;
+  // A line for the user, once: the MTP layer is noise. "" otherwise. From then on it makes none.
   std::string TakeNotice();
 
  private:
@@ -81,15 +90,17 @@ class Governor {
       return (accepted + weight * expected) / (offered + weight);
     }
   };
+  using KindCounts = std::array<Counts, kMaxDrafts>;  // by position
   struct History {
-    std::array<Counts, kMaxDrafts> at = {};
-    int32_t depth = 0;  // chosen last
+    std::array<KindCounts, kDraftKinds> of = {};
+    int32_t depth = 0, kind = 0;  // chosen last
   };
   struct Candidate {
     double gain = 0;   // expected tokens
     double order = 0;  // the best first
     size_t asker = 0;  // index in asking
     int32_t depth = 1;
+    int32_t kind = kMtpDrafts;
   };
   struct Choice {
     double speedup = 0;  // over the same rows without drafts
@@ -98,6 +109,8 @@ class Governor {
   };
 
   History& Of(uint32_t sequence);
+  double Hit(const History& own, int32_t kind, int32_t position) const;
+  double Value(const History& own, int32_t kind, double token, double row, double step) const;
   double Union(double rows) const;
   double Modelled(double rows, double drafts) const;
   double Without(double rows) const { return scale_ * Modelled(rows, 0); }
@@ -106,17 +119,19 @@ class Governor {
   double MayLose(int32_t rows) const;
   double Lost() const;
   void CloseAccount();
-  std::vector<Candidate> Gains(std::span<const uint32_t> asking);
-  std::vector<Candidate> Probes(std::span<const uint32_t> asking);
+  std::vector<Candidate> Gains(int32_t rows, std::span<const DraftAsker> asking);
+  std::vector<Candidate> Probes(std::span<const DraftAsker> asking);
   Choice Best(int32_t rows, std::span<const Candidate> candidates, size_t most) const;
   bool CheckDue(int32_t rows);
+  bool Switch(int32_t rows, bool promised_end, bool promised_begin);
+  bool Mtp(const DraftAsker& asker) const { return asker.mtp && !noise_; }
   void StartAgain();
   void LearnWithout(const SweepFigures& sweep);
   void LearnWith(const SweepFigures& sweep);
 
   const GovernorOptions options_;
   std::vector<History> histories_;
-  std::array<Counts, kMaxDrafts> run_ = {};
+  std::array<KindCounts, kDraftKinds> run_ = {};
   // Seconds to read an expert of the union in all layers and for a row's arithmetic; what a sweep
   // takes in terms of the larger of both.
   double read_ = 0, compute_ = 0, scale_ = 1;
@@ -139,9 +154,11 @@ class Governor {
     double worth = 0;  // in sweeps without drafts
   } open_;
   bool on_ = false;
+  int32_t unpromising_ = 0;  // sweeps in a row that would have gained nothing, though it is on
   int32_t check_in_ = 0, check_every_ = 0;    // sweeps with drafts until one without
-  int64_t firsts_ = 0, firsts_accepted_ = 0;  // first drafts
+  int64_t firsts_ = 0, firsts_accepted_ = 0;  // first drafts of the MTP layer
   bool noise_ = false, told_ = false;
+  bool looked_up_ = false;  // lookup has had some
 };
 
 }  // namespace colibri

@@ -61,7 +61,9 @@ void ReferenceEngine::Run(Frame& frame, LogitsSink& sink) {
   stages_.Head(frame, sink);
 }
 
-void ReferenceEngine::RunMtpKeys(Frame& frame) { stages_.MtpKeys(frame); }
+void ReferenceEngine::RunMtpKeys(Frame& frame, std::span<const float* const> hidden) {
+  stages_.MtpKeys(frame, hidden);
+}
 
 void ReferenceEngine::RunMtp(Frame& frame, LogitsSink& sink) {
   stages_.MtpInput(frame);

@@ -25,7 +25,7 @@ class ReferenceEngine {
   // The MTP layer and its head: each row holds the token after its position, `final` its hidden.
   void RunMtp(Frame& frame, LogitsSink& sink);
   // The same rows' keys in the MTP layer and nothing else.
-  void RunMtpKeys(Frame& frame);
+  void RunMtpKeys(Frame& frame, std::span<const float* const> hidden = {});
 
   // Reads of these experts fail with EIO from now on, as those of a broken drive would.
   void FailItems(std::vector<uint32_t> items) { failing_ = std::move(items); }

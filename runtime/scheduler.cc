@@ -104,6 +104,7 @@ void Scheduler::Reset(Sequence& s) {
   s.cached = -1;
   s.sweeps = 0;
   s.drafts.clear();
+  s.unkeyed = 0;
   s.drafts_offered = s.drafts_accepted = 0;
   s.bytes_read = 0;
   s.hit_sum = 0;
@@ -179,6 +180,7 @@ void Scheduler::Drop(Sequence& s) {
   kv_.Release(&s.pages);
   s.stored = 0;
   s.drafts.clear();
+  s.unkeyed = 0;
 }
 
 // False: it waits, for stored pages or for free ones, and holds none.

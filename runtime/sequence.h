@@ -48,6 +48,10 @@ struct Sequence {
   LogprobList logprobs;  // of accepted tokens, reserved likewise
   // Guesses at the tokens behind them, for its next frame to verify.
   std::vector<int32_t> drafts;
+  int32_t draft_kind = 0;  // of these (runtime/draft.h)
+  // The last stored positions whose keys the MTP layer lacks, and their hidden states (DraftPass).
+  int32_t unkeyed = 0;
+  std::vector<float> unkeyed_hidden;
   int32_t prompt = 0;  // of tokens, those of the prompt
   int32_t stored = 0;  // positions whose latents are stored
   KvPages pages;

@@ -30,11 +30,13 @@ class Drafting {
   void Make(ReferenceEngine& engine, Frame& frame) {
     if (options_.most == 0) return;
     if (by_mtp_ && pass_.Begin(frame)) {
-      engine.RunMtpKeys(frame);
       const auto depth = [this](const Sequence& s) {
         return options_.depth ? std::min(options_.depth(s), options_.most) : options_.most;
       };
-      if (pass_.First(frame, depth)) {
+      const bool any = pass_.Choose(frame, depth, false);
+      while (pass_.Keys(frame)) engine.RunMtpKeys(frame, pass_.Hidden());
+      if (any) {
+        pass_.First(frame);
         do {
           engine.RunMtp(frame, drawer_);
         } while (pass_.Next(frame));

@@ -41,7 +41,7 @@ void Stages::Embed(Frame& frame) const {
   });
 }
 
-void Stages::MtpInput(Frame& frame) const {
+void Stages::MtpInput(Frame& frame, std::span<const float* const> hidden_of) const {
   const ModelConfig& c = model_.Config();
   const MtpWeights& w = model_.Mtp();
   const size_t hidden = S(c.hidden);
@@ -54,7 +54,8 @@ void Stages::MtpInput(Frame& frame) const {
       float* to = both + r * 2 * hidden;
       DequantiseRow(model_.Embedding(), frame.rows[r].token, to);
       RmsNorm(to, w.enorm.data(), hidden, c.rms_eps, to);
-      RmsNorm(frame.final + r * hidden, w.hnorm.data(), hidden, c.rms_eps, to + hidden);
+      const float* from = hidden_of.empty() ? frame.final + r * hidden : hidden_of[r];
+      RmsNorm(from, w.hnorm.data(), hidden, c.rms_eps, to + hidden);
     }
   });
   frame.normed8 = {};

@@ -50,11 +50,12 @@ class Stages {
   // Starts a frame whose rows and sequences are filled in: embeddings into x (or, where the table
   // is not in memory, by EmbeddingRows before attention), rotary angles, layer 0.
   void Embed(Frame& frame) const;
-  // Starts the MTP layer: x from each row's token and its `final` vector; rotary angles; the layer.
-  void MtpInput(Frame& frame) const;
+  // Starts the MTP layer: x from each row's token and its `final` vector, or the one that `hidden`
+  // names; rotary angles; the layer.
+  void MtpInput(Frame& frame, std::span<const float* const> hidden = {}) const;
   // MtpInput and nothing of the layer but its rows' latents and index keys, the same bits as
   // Attention stores: all that later drafts need of a prompt's rows and of confirmed ones.
-  void MtpKeys(Frame& frame) const;
+  void MtpKeys(Frame& frame, std::span<const float* const> hidden = {}) const;
 
   // x += attention of the layer; writes the rows' latents and index keys. Rows that turn out not
   // finite are marked. Of a frame without live rows neither it nor SharedFfn computes anything: its

@@ -208,8 +208,8 @@ void Stages::StoreKeys(Frame& frame, const LayerWeights& w, int32_t layer) const
   });
 }
 
-void Stages::MtpKeys(Frame& frame) const {
-  MtpInput(frame);
+void Stages::MtpKeys(Frame& frame, std::span<const float* const> hidden) const {
+  MtpInput(frame, hidden);
   const LayerWeights& w = model_.Layer(frame.layer);
   NormRows(frame, frame.x, w.input_norm, frame.normed);
   frame.normed8 = {};

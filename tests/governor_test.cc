@@ -83,10 +83,11 @@ class Simulation {
         result.notice = notice;
       }
       const int32_t next = sequences(std::min(sweep + 1, sweeps - 1));
-      std::vector<uint32_t> asking(static_cast<size_t>(next));
-      std::iota(asking.begin(), asking.end(), 0);
-      depths.assign(asking.size(), 0);
-      governor_.Choose(next, asking, 4 * next, depths);
+      std::vector<DraftAsker> asking(static_cast<size_t>(next));
+      for (size_t i = 0; i < asking.size(); ++i) asking[i].sequence = static_cast<uint32_t>(i);
+      governor_.Choose(next, asking, 4 * next);
+      depths.clear();
+      for (const DraftAsker& asker : asking) depths.push_back(asker.depth);
       making = Make(depths, sweep);
     }
     result.sweeps = sweeps;
@@ -130,7 +131,7 @@ class Simulation {
       figures.drafts += depths[i];
       drafted_[i] += depths[i];
       figures.accepted += accepted;
-      governor_.Verified(i, depths[i], accepted);
+      governor_.Verified(i, kMtpDrafts, depths[i], accepted);
     }
     figures.rows = base + figures.drafts;
     const double noise = Noise();
@@ -313,21 +314,29 @@ TEST_CASE("there are never more drafts than asked for, than there is room for, o
   SweepFigures sweep;
   sweep.rows = 8;
   sweep.seconds = sweep.read_seconds = 10;
-  std::vector<uint32_t> asking{7, 3, 900};
-  std::vector<int32_t> depths(3, 9);
-  governor.Choose(8, asking, 100, depths);
-  CHECK(depths == std::vector<int32_t>{0, 0, 0});  // nothing is known yet
+  std::vector<DraftAsker> asking(3);
+  asking[0].sequence = 7;
+  asking[1].sequence = 3;
+  asking[2].sequence = 900;
+  const auto none_of = [&asking] {
+    return std::all_of(asking.begin(), asking.end(),
+                       [](const DraftAsker& asker) { return asker.depth == 0; });
+  };
+  for (DraftAsker& asker : asking) asker.depth = 9;
+  governor.Choose(8, asking, 100);
+  CHECK(none_of());  // nothing is known yet
   for (int i = 0; i < 20; ++i) governor.Swept(sweep);
   bool some = false;
   for (int i = 0; i < 300; ++i) {
     const int32_t room = i % 4;
-    governor.Choose(8, asking, room, depths);
+    governor.Choose(8, asking, room);
     int32_t drafts = 0;
-    for (size_t s = 0; s < depths.size(); ++s) {
-      CHECK(depths[s] >= 0);
-      CHECK(depths[s] <= 2);
-      drafts += depths[s];
-      governor.Verified(asking[s], depths[s], depths[s]);
+    for (const DraftAsker& asker : asking) {
+      CHECK(asker.depth >= 0);
+      CHECK(asker.depth <= 2);
+      CHECK(asker.kind == kMtpDrafts);
+      drafts += asker.depth;
+      governor.Verified(asker.sequence, asker.kind, asker.depth, asker.depth);
     }
     CHECK(drafts <= room);
     some = some || drafts > 1;
@@ -337,11 +346,11 @@ TEST_CASE("there are never more drafts than asked for, than there is room for, o
     governor.Swept(with);
   }
   CHECK(some);
-  governor.Choose(8, {}, 100, {});
+  governor.Choose(8, {}, 100);
   Governor none({kExperts, kTopK, kLayers, 0});
   for (int i = 0; i < 20; ++i) none.Swept(sweep);
-  none.Choose(8, asking, 100, depths);
-  CHECK(depths == std::vector<int32_t>{0, 0, 0});
+  none.Choose(8, asking, 100);
+  CHECK(none_of());
 }
 
 TEST_CASE("times of sweeps alone are enough where nobody measures the drive and the processor") {
