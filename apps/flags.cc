@@ -337,10 +337,11 @@ class FlagSet {
     Choice("--activations", &options_.f32_activations, {{"auto", false}, {"f32", true}},
            "Activations that enter quantised weights: auto (int8, two planes of it into attention) "
            "or f32");
-    Parsed("--draft", "off|auto|N", fmt::format("off, auto or a number from 1 to {}", kMaxDrafts),
-           "Tokens guessed by the MTP layer (auto: or by prompt lookup) and verified together; auto: "
-           "as many as pay (default: off)",
-           [this](const std::string& text) { return SetDrafts(text); });
+    Parsed(
+        "--draft", "off|auto|N", fmt::format("off, auto or a number from 1 to {}", kMaxDrafts),
+        "Tokens guessed by the MTP layer (auto: or by prompt lookup) and verified together; auto: "
+        "as many as pay (default: off)",
+        [this](const std::string& text) { return SetDrafts(text); });
     Count("--threads", &options_.threads, 1, 4096, "Compute threads (default: physical cores)");
     Count("--frames", &options_.frames, 1, 64, "Frames in flight (default: 1)");
     Count("--max-rows", &options_.max_rows, 1, kMany,

@@ -157,8 +157,8 @@ class Engine final : public NodeBodies {
     int32_t draft_steps = 0;  // of this pass, so far
     int32_t base_rows = 0;    // of the frame that was verified: no drafts
     SweepStart start;
-    Clock::time_point verified;         // and then its drafts were made
-    std::vector<DraftAsker> asking;     // who may have drafts, and how many
+    Clock::time_point verified;      // and then its drafts were made
+    std::vector<DraftAsker> asking;  // who may have drafts, and how many
     std::vector<Sequence*> asking_sequences;
     std::atomic<int32_t> remaining{0};  // of the layer: jobs + shared_ffn + lookahead
     std::atomic<int32_t> awaited{0};    // of the layer: suppliers + layer_ready itself
@@ -192,6 +192,7 @@ class Engine final : public NodeBodies {
   void TellGovernor(GraphFrame& f);
   // True: a draft step follows.
   bool BeginDrafts(GraphFrame& f);
+  void GiveUpKeys(GraphFrame& f);
   void LookUp(GraphFrame& f, bool mtp);
   void TakeLookups(GraphFrame& f);
   bool WriteKeys(GraphFrame& f);

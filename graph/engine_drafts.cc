@@ -47,6 +47,7 @@ bool Engine::BeginDrafts(GraphFrame& f) {
   f.draft_steps = 0;
   if (options_.drafts.most == 0) return false;
   const bool mtp = mtp_ && !noise_ && f.pass.Begin(f.frame);
+  if (mtp) GiveUpKeys(f);
   LookUp(f, mtp);
   ChooseDepths(f);
   TakeLookups(f);
@@ -60,6 +61,15 @@ bool Engine::BeginDrafts(GraphFrame& f) {
   return false;
 }
 
+void Engine::GiveUpKeys(GraphFrame& f) {
+  if (!governor_) return;
+  const std::lock_guard lock(governor_mutex_);
+  for (const FrameSequence& place : f.frame.sequences) {
+    Sequence& s = *place.sequence;
+    s.keyed = s.keyed && governor_->Keeps(s.index);
+  }
+}
+
 // Who may have drafts, with what prompt lookup finds for them.
 void Engine::LookUp(GraphFrame& f, bool mtp) {
   f.asking.clear();
@@ -69,7 +79,7 @@ void Engine::LookUp(GraphFrame& f, bool mtp) {
     if (s.owner != f.frame.id || s.Known() - s.stored != 1) continue;
     DraftAsker asker;
     asker.sequence = s.index;
-    asker.mtp = mtp;
+    asker.mtp = mtp && s.keyed;
     const int32_t most = std::min(options_.drafts.most, s.stop->Left() - 1);
     if (options_.drafts.lookup) asker.lookup = LookupDrafts(s.tokens, most, &s.drafts);
     f.asking.push_back(asker);
@@ -92,8 +102,8 @@ void Engine::ChooseDepths(GraphFrame& f) {
     DraftAsker& asker = f.asking[static_cast<size_t>(i)];
     const Sequence& s = *f.asking_sequences[static_cast<size_t>(i)];
     const int32_t wanted = options_.drafts.depth ? options_.drafts.depth(s) : options_.drafts.most;
-    asker.depth = std::min(
-        {wanted, options_.drafts.most, room / asking + (i < room % asking ? 1 : 0)});
+    asker.depth =
+        std::min({wanted, options_.drafts.most, room / asking + (i < room % asking ? 1 : 0)});
     if (!asker.mtp) asker.kind = asker.lookup;
   }
 }

@@ -107,6 +107,11 @@ bool DraftPass::Choose(Frame& frame, const std::function<int32_t(Sequence&)>& de
   for (size_t i = 0; i < frame.sequences.size(); ++i) {
     const FrameSequence& place = frame.sequences[i];
     Sequence& s = *place.sequence;
+    if (!s.keyed) {
+      depths_.push_back(0);
+      s.unkeyed = 0;
+      continue;
+    }
     int32_t most = 0;
     if (s.Known() - s.stored == 1) {    // else its prompt goes on
       const int32_t wanted = depth(s);  // which may give it pages
@@ -123,8 +128,7 @@ bool DraftPass::Choose(Frame& frame, const std::function<int32_t(Sequence&)>& de
     const size_t hidden = frame.HiddenSize();
     s.unkeyed_hidden.resize(S(kWaitingKeys) * hidden);
     std::memcpy(s.unkeyed_hidden.data() + S(s.unkeyed) * hidden,
-                frame.final + S(place.first_row) * hidden,
-                S(place.rows) * hidden * sizeof(float));
+                frame.final + S(place.first_row) * hidden, S(place.rows) * hidden * sizeof(float));
     s.unkeyed += place.rows;
   }
   stored_.swap(frame.rows);

@@ -40,7 +40,7 @@ inline constexpr int32_t kMtpDrafts = 0;
 inline constexpr int32_t kWaitingKeys = 8;
 
 struct DraftOptions {
-  int32_t most = 0;  // of a sequence; 0: none are made
+  int32_t most = 0;     // of a sequence; 0: none are made
   bool lookup = false;  // by prompt lookup too, or alone where there is no MTP layer
   // How many a sequence should have next, asked after each of its frames; none: `most`.
   std::function<int32_t(const Sequence&)> depth;
@@ -63,8 +63,8 @@ class DraftPass {
   bool Begin(Frame& frame);
   // `depth`: how many drafts a sequence whose prompt is stored should have; what the line may still
   // generate and the pages it holds (positions up to stored + depth - 2 are written) lessen it.
-  // `wait`: keys of sequences that do not draft may wait, as long as their page is not full. False:
-  // none drafts.
+  // `wait`: keys of sequences that do not draft may wait, as long as their page is not full. Those
+  // of sequences that are not `keyed` are never due. False: none drafts.
   bool Choose(Frame& frame, const std::function<int32_t(Sequence&)>& depth, bool wait);
   // After each call that returns true: MtpKeys with Hidden(). False: no keys are due any more.
   bool Keys(Frame& frame);

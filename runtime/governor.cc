@@ -43,6 +43,9 @@ constexpr double kLossSweeps = 1, kLossShare = 0.01;
 // second times what there was.
 constexpr double kFirstReach = 0.125, kGrowth = 2;
 constexpr size_t kProbeShare = 8;  // one of so many sequences tries a draft when none are made
+// The MTP layer's keys are given up when drafts would have lost so much so often in a row.
+constexpr double kLoses = 0.98;
+constexpr int32_t kLosingSweeps = 8;
 constexpr int32_t kFirstCheck = 4, kLastCheck = 32;
 // Lookup finds something now and then, which does not mean that it is over when it does not.
 constexpr int32_t kPatience = 32;
@@ -88,7 +91,8 @@ std::string Governor::TakeNotice() {
   if (!noise_ || told_) return "";
   told_ = true;
   return fmt::format(
-      "no more drafts by the MTP layer: none of the first {} was accepted, as if it were noise; are "
+      "no more drafts by the MTP layer: none of the first {} was accepted, as if it were noise; "
+      "are "
       "its weights damaged?",
       kNoiseDrafts);
 }
@@ -304,6 +308,19 @@ Governor::Choice Governor::Best(int32_t rows, std::span<const Candidate> candida
   return best;
 }
 
+// What one draft for every sequence would be.
+void Governor::JudgeMtp(int32_t rows, size_t asking) {
+  const auto all = static_cast<int32_t>(asking);
+  const double tokens = rows + all * Acceptance(kMtpDrafts, 0);
+  const double seconds = With(rows, all) + StepTime(all);
+  const bool loses = tokens * Without(rows) < kLoses * rows * seconds;
+  losing_ = loses && asking >= kProbeShare ? losing_ + 1 : 0;
+}
+
+bool Governor::Keeps(uint32_t sequence) const {
+  return !noise_ && (losing_ < kLosingSweeps || sequence % kProbeShare == 0);
+}
+
 // While drafts are made: whether this sweep goes without.
 bool Governor::CheckDue(int32_t rows) {
   const bool other = rows > kOtherWidth * rows_ || kOtherWidth * rows < rows_;
@@ -338,6 +355,7 @@ void Governor::Choose(int32_t rows, std::span<DraftAsker> asking, int32_t room) 
   if (!settled_ || asking.empty() || rows <= 0 || room <= 0) return;
   const double reach = std::max(kFirstReach, kGrowth * reach_) * rows;
   const size_t most = std::min(static_cast<size_t>(room), static_cast<size_t>(std::ceil(reach)));
+  JudgeMtp(rows, asking.size());
   std::vector<Candidate> candidates = Gains(rows, asking);
   Choice best = Best(rows, candidates, most);
   // A few drafts cannot promise what those of all sequences would.

@@ -7,7 +7,8 @@
 // expert of the union; both are scaled to what sweeps without drafts really took. What sweeps with
 // drafts took beyond that is charged to their draft rows, so that shared experts, a warm cache or
 // an idle processor show. Acceptance is counted for each kind and position of a draft, over the run
-// and, drawn towards that, for each sequence; a sequence's drafts are of the kind that promises most.
+// and, drawn towards that, for each sequence; a sequence's drafts are of the kind that promises
+// most.
 //
 // Drafts are made while all rows together get on faster with them; else a few now and then, to see
 // whether they would. Account is kept of what drafts really cost beyond what they brought: once
@@ -70,6 +71,11 @@ class Governor {
   // besides and room for `room` drafts.
   void Choose(int32_t rows, std::span<DraftAsker> asking, int32_t room);
 
+  // Whether the MTP layer's drafts may be wanted for a sequence, so that it is to have its keys.
+  // Where many sequences compute and drafts would lose, the keys would too (5 % of the demo model's
+  // work): a few sequences keep theirs, for trying.
+  bool Keeps(uint32_t sequence) const;
+
   // Drafts are made because they gain, not only to see whether they would.
   bool On() const { return on_; }
   // Share of drafts at `position` (0: the first) accepted of those whose predecessors were.
@@ -122,6 +128,7 @@ class Governor {
   std::vector<Candidate> Gains(int32_t rows, std::span<const DraftAsker> asking);
   std::vector<Candidate> Probes(std::span<const DraftAsker> asking);
   Choice Best(int32_t rows, std::span<const Candidate> candidates, size_t most) const;
+  void JudgeMtp(int32_t rows, size_t asking);
   bool CheckDue(int32_t rows);
   bool Switch(int32_t rows, bool promised_end, bool promised_begin);
   bool Mtp(const DraftAsker& asker) const { return asker.mtp && !noise_; }
@@ -158,6 +165,7 @@ class Governor {
   int32_t check_in_ = 0, check_every_ = 0;    // sweeps with drafts until one without
   int64_t firsts_ = 0, firsts_accepted_ = 0;  // first drafts of the MTP layer
   bool noise_ = false, told_ = false;
+  int32_t losing_ = 0;      // sweeps in a row in which drafts of the MTP layer would have lost
   bool looked_up_ = false;  // lookup has had some
 };
 

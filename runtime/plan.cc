@@ -54,8 +54,11 @@ uint64_t Scratch(const Model& model, const PlanRequest& r, const Plan& p, int32_
                             sizeof(SampleScratch::Entry) *
                             (p.resident.mtp ? 2 : 1);  // tokens and drafts
   const uint64_t tokens = N(sequences) * N(context) * sizeof(int32_t);
+  const uint64_t waiting =
+      p.resident.mtp ? N(sequences) * N(kWaitingKeys) * N(model.Config().hidden) * sizeof(float)
+                     : 0;  // for their keys in the MTP layer
   const uint64_t embedding = p.resident.embedding ? 0 : EmbeddingRows::Bytes(model, r.frames, rows);
-  return N(r.frames) * shape.Bytes(model) + sampling + tokens + embedding;
+  return N(r.frames) * shape.Bytes(model) + sampling + tokens + waiting + embedding;
 }
 
 // Where nobody asks for log probabilities it holds names of tools and, for readable output,

@@ -104,6 +104,7 @@ void Scheduler::Reset(Sequence& s) {
   s.cached = -1;
   s.sweeps = 0;
   s.drafts.clear();
+  s.keyed = true;
   s.unkeyed = 0;
   s.drafts_offered = s.drafts_accepted = 0;
   s.bytes_read = 0;
@@ -180,6 +181,7 @@ void Scheduler::Drop(Sequence& s) {
   kv_.Release(&s.pages);
   s.stored = 0;
   s.drafts.clear();
+  s.keyed = true;
   s.unkeyed = 0;
 }
 

@@ -49,7 +49,9 @@ struct Sequence {
   // Guesses at the tokens behind them, for its next frame to verify.
   std::vector<int32_t> drafts;
   int32_t draft_kind = 0;  // of these (runtime/draft.h)
-  // The last stored positions whose keys the MTP layer lacks, and their hidden states (DraftPass).
+  // The MTP layer is given the keys of its positions; false: no more, so it makes no drafts.
+  bool keyed = true;
+  // The last stored positions whose keys wait, and their hidden states (DraftPass).
   int32_t unkeyed = 0;
   std::vector<float> unkeyed_hidden;
   int32_t prompt = 0;  // of tokens, those of the prompt

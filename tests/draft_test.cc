@@ -249,7 +249,8 @@ TEST_CASE("whatever was accepted, caches and positions are those of a run withou
     lines.push_back({RandomPrompt(i, 3 + 4 * static_cast<int32_t>(i), 300),
                      10 + 3 * static_cast<int32_t>(i), i % 2 == 0 ? 0.0f : 1.0f});
   }
-  Snapshots want;
+  Snapshots want, want_mtp;
+  const int32_t main = model.Config().layers;
   DraftOracleOptions plain_options;
   DraftRig plain(model, TheTokenizer(), lines, KvType::kBF16);
   const auto for_each_open = [](const DraftRig& rig, const auto& visit) {
@@ -259,25 +260,33 @@ TEST_CASE("whatever was accepted, caches and positions are those of a run withou
   };
   plain_options.verified = [&](const Frame&) {
     for_each_open(plain, [&](const Sequence& s) {
-      want[{s.index, s.stored}] = plain.Stored(s, s.stored, 0, layers);
+      want[{s.index, s.stored}] = plain.Stored(s, s.stored, 0, main);
+      want_mtp[{s.index, s.stored}] = plain.Stored(s, s.stored, main, layers);
     });
   };
   plain.Run(plain_options);
   const auto truth = plain.Tokens();
 
   std::mt19937 random(7);
-  int32_t accepted = 0, rejected = 0;
+  int32_t accepted = 0, rejected = 0, waited = 0;
   for (const double right : {0.0, 0.3, 0.7, 0.95, 1.0, 0.5}) {
     DraftRig rig(model, TheTokenizer(), lines, KvType::kBF16, right < 0.5 ? 4 : 16);
     DraftOracleOptions options = RandomDrafts(truth, right, random);
-    options.rows = 13;  // prompts in pieces
+    options.rows = 13;  // prompts in pieces, and keys that waited
+    options.wait = right != 0.3 && right != 1.0;
     options.order = [&random](std::vector<Sequence*>* chosen) {
       std::shuffle(chosen->begin(), chosen->end(), random);
       chosen->resize(1 + random() % chosen->size());
     };
     options.verified = [&](const Frame&) {
       for_each_open(rig, [&](const Sequence& s) {
-        CHECK(rig.Stored(s, s.stored, 0, layers) == want.at({s.index, s.stored}));
+        CHECK(rig.Stored(s, s.stored, 0, main) == want.at({s.index, s.stored}));
+        CHECK(s.unkeyed <= (options.wait ? kWaitingKeys : 0));
+        waited += s.unkeyed;
+        const int32_t keyed = s.stored - s.unkeyed;
+        if (s.stored % rig.kv.Shape().page_tokens == 0) CHECK(s.unkeyed == 0);
+        if (keyed < s.prompt) return;
+        CHECK(rig.Stored(s, keyed, main, layers) == want_mtp.at({s.index, keyed}));
       });
     };
     rig.Run(options);
@@ -285,7 +294,6 @@ TEST_CASE("whatever was accepted, caches and positions are those of a run withou
     for (size_t i = 0; i < lines.size(); ++i) {
       const Sequence& s = *rig.table[i];
       CHECK(s.stored == plain.table[i]->stored);
-      const int32_t main = model.Config().layers;
       CHECK(rig.Stored(s, s.stored, 0, main) == plain.Stored(*plain.table[i], s.stored, 0, main));
     }
     accepted += rig.Accepted();
@@ -295,6 +303,7 @@ TEST_CASE("whatever was accepted, caches and positions are those of a run withou
   }
   CHECK(accepted > 50);
   CHECK(rejected > 50);
+  CHECK(waited > 50);
 }
 
 std::vector<int32_t> Lookup(std::vector<int32_t> tokens, int32_t most = 4) {
@@ -344,6 +353,23 @@ TEST_CASE("drafts by prompt lookup leave every token as it is") {
   rig.Run(options);
   CHECK(rig.Tokens() == plain.Tokens());
   CHECK(rig.Accepted() > 0);
+}
+
+TEST_CASE("drafts are the same whether keys waited for them or not") {
+  const auto now_and_then = [](const Sequence& s) { return s.Known() % 7 == 0 ? 4 : 0; };
+  std::vector<std::vector<int32_t>> seen[2];
+  for (const bool wait : {false, true}) {
+    DraftRig rig(Demo(), TheTokenizer(), DemoLines(0), KvType::kBF16, 16);
+    DraftOracleOptions options;
+    options.depth = now_and_then;
+    options.wait = wait;
+    options.verified = [&](const Frame&) {
+      for (const auto& s : rig.table) seen[wait].push_back(s->drafts);
+    };
+    rig.Run(options);
+    CHECK(rig.Accepted() > 0);
+  }
+  CHECK(seen[0] == seen[1]);
 }
 
 }  // namespace

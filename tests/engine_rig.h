@@ -104,6 +104,7 @@ struct RunConfig {
   int32_t drafts = 0;         // most of a sequence
   bool random_depth = false;  // up to so many, else always so many
   bool governed = false;      // or as many as a governor says; the graph only
+  bool lookup = false;        // by prompt lookup too, where there is a governor or no MTP layer
   // Drafts are then some of these tokens and some that are wrong.
   const Answers* answers = nullptr;
   KvType kv_type = KvType::kBF16;
@@ -117,14 +118,14 @@ struct RunConfig {
         "threads {} slots {} frames {} rows {} prefill {} page {} pages {} sequences {} prefetch "
         "{} "
         "pauses {} slow output {} KV in memory {} windows {} shared {} reader {} seed {} drafts "
-        "{}{}{}",
+        "{}{}{}{}",
         threads, slots, frames, rows, prefill_rows, page_tokens, kv_pages, sequences, prefetch,
         pauses, slow_output, kv_ram_layers, dense_windows, share_prefixes, static_cast<int>(reader),
         seed, drafts,
         random_depth ? " at random"
         : governed   ? " governed"
                      : "",
-        answers != nullptr ? " of answers" : "");
+        lookup ? " looked up" : "", answers != nullptr ? " of answers" : "");
   }
 };
 
@@ -234,6 +235,7 @@ inline std::mt19937 RandomOf(const RunConfig& c, const Sequence& s) {
 inline DraftOptions DraftOptionsOf(const RunConfig& c) {
   DraftOptions options;
   options.most = c.drafts;
+  options.lookup = c.lookup;
   if (c.random_depth) {
     options.depth = [c](const Sequence& s) {
       return static_cast<int32_t>(RandomOf(c, s)() % static_cast<uint32_t>(c.drafts + 1));

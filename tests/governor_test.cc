@@ -35,6 +35,8 @@ struct Machine {
   bool measured = true;  // the drive and the processor apart
   // The chance that a sequence's next draft hits, by sweep.
   std::function<double(uint32_t sequence, int32_t position, int32_t sweep)> hits = {};
+  // How often prompt lookup finds something, behind a run of four tokens, and how often that hits.
+  double found = 0, found_hits = 0;
 
   double Reading(double base, double drafts) const {
     return read * UnionOf(base + draft_reads * drafts);
@@ -61,13 +63,13 @@ class Simulation {
   RunResult Run(int32_t sweeps, const std::function<int32_t(int32_t)>& sequences,
                 std::vector<int32_t>* drafts = nullptr) {
     RunResult result;
-    std::vector<int32_t> depths;
+    std::vector<DraftAsker> drafting;
     SweepFigures making;
     double drafted = 0, rows = 0;
     for (int32_t sweep = 0; sweep < sweeps; ++sweep) {
       const int32_t base = sequences(sweep);
-      depths.resize(static_cast<size_t>(base), 0);
-      const SweepFigures figures = Sweep(base, depths, making, sweep);
+      drafting.resize(static_cast<size_t>(base));
+      const SweepFigures figures = Sweep(base, drafting, making, sweep);
       const double usual = Time(base, 0, sweep);
       result.seconds += figures.seconds + figures.draft_seconds;
       result.without += usual * (base + figures.accepted) / base;
@@ -83,18 +85,22 @@ class Simulation {
         result.notice = notice;
       }
       const int32_t next = sequences(std::min(sweep + 1, sweeps - 1));
-      std::vector<DraftAsker> asking(static_cast<size_t>(next));
-      for (size_t i = 0; i < asking.size(); ++i) asking[i].sequence = static_cast<uint32_t>(i);
-      governor_.Choose(next, asking, 4 * next);
-      depths.clear();
-      for (const DraftAsker& asker : asking) depths.push_back(asker.depth);
-      making = Make(depths, sweep);
+      drafting.assign(static_cast<size_t>(next), {});
+      for (size_t i = 0; i < drafting.size(); ++i) {
+        drafting[i].sequence = static_cast<uint32_t>(i);
+        drafting[i].mtp = governor_.Keeps(drafting[i].sequence);
+        drafting[i].lookup = Chance(machine_.found) ? 3 : 0;
+      }
+      governor_.Choose(next, drafting, 4 * next);
+      making = Make(drafting, sweep);
     }
     result.sweeps = sweeps;
     result.depth = drafted / rows;
     return result;
   }
   int32_t Drafted(size_t sequence) { return drafted_[sequence]; }
+  int32_t LookedUp() const { return looked_up_; }
+  const Governor& TheGovernor() const { return governor_; }
 
  private:
   double Time(double base, double drafts, int32_t sweep) const {
@@ -107,11 +113,16 @@ class Simulation {
     return std::clamp(1 + machine_.noise * std::normal_distribution<>()(random_), 0.5, 2.0);
   }
 
-  SweepFigures Make(const std::vector<int32_t>& depths, int32_t sweep) {
+  bool Chance(double chance) {
+    return chance > 0 && std::uniform_real_distribution<>()(random_) < chance;
+  }
+
+  SweepFigures Make(const std::vector<DraftAsker>& drafting, int32_t sweep) {
     SweepFigures figures;
     for (int32_t step = 0; step < kMaxDrafts; ++step) {
-      const auto rows = static_cast<int32_t>(
-          std::count_if(depths.begin(), depths.end(), [&](int32_t d) { return d > step; }));
+      const auto rows = static_cast<int32_t>(std::count_if(
+          drafting.begin(), drafting.end(),
+          [&](const DraftAsker& asker) { return asker.kind == kMtpDrafts && asker.depth > step; }));
       figures.draft_rows[static_cast<size_t>(step)] = rows;
       if (rows > 0) {
         figures.draft_seconds += machine_.step * Time(rows, 0, sweep) / kLayers * Noise();
@@ -120,18 +131,21 @@ class Simulation {
     return figures;
   }
 
-  SweepFigures Sweep(int32_t base, const std::vector<int32_t>& depths, SweepFigures figures,
+  SweepFigures Sweep(int32_t base, const std::vector<DraftAsker>& drafting, SweepFigures figures,
                      int32_t sweep) {
-    for (uint32_t i = 0; i < depths.size(); ++i) {
+    for (uint32_t i = 0; i < drafting.size(); ++i) {
+      const DraftAsker& asker = drafting[i];
+      const bool looked_up = asker.kind != kMtpDrafts;
+      const auto hits = [&](int32_t position) {
+        return looked_up ? machine_.found_hits : machine_.hits(i, position, sweep);
+      };
       int32_t accepted = 0;
-      while (accepted < depths[i] &&
-             std::uniform_real_distribution<>()(random_) < machine_.hits(i, accepted, sweep)) {
-        ++accepted;
-      }
-      figures.drafts += depths[i];
-      drafted_[i] += depths[i];
+      while (accepted < asker.depth && Chance(hits(accepted))) ++accepted;
+      figures.drafts += asker.depth;
+      drafted_[i] += asker.depth;
+      looked_up_ += looked_up ? asker.depth : 0;
       figures.accepted += accepted;
-      governor_.Verified(i, kMtpDrafts, depths[i], accepted);
+      governor_.Verified(i, asker.kind, asker.depth, accepted);
     }
     figures.rows = base + figures.drafts;
     const double noise = Noise();
@@ -146,6 +160,7 @@ class Simulation {
   std::mt19937 random_;
   Governor governor_;
   std::map<size_t, int32_t> drafted_;
+  int32_t looked_up_ = 0;
 };
 
 // 3 GB/s, two cores.
@@ -351,6 +366,63 @@ TEST_CASE("there are never more drafts than asked for, than there is room for, o
   for (int i = 0; i < 20; ++i) none.Swept(sweep);
   none.Choose(8, asking, 100);
   CHECK(none_of());
+}
+
+TEST_CASE(
+    "lookup that hits is used whenever it finds something, and costs nothing where it misses") {
+  for (const int32_t sequences : {1, 4, 32}) {
+    for (uint32_t seed = 0; seed < 4; ++seed) {
+      INFO(sequences, " sequences, seed ", seed);
+      Machine machine = ComputeBound();
+      machine.hits = Hits(0.05);
+      machine.found = 0.4;
+      machine.found_hits = 0.95;
+      Simulation good(machine, seed);
+      // 4.5 tokens for the time of 2.2 to 4.1 in two of five sweeps.
+      CHECK(good.Run(400, [=](int32_t) { return sequences; }).Speedup() > 1.04);
+      CHECK(good.LookedUp() > 400 * sequences / 2);
+      machine.found_hits = 0.05;
+      Simulation poor(machine, seed);
+      CHECK(poor.Run(400, [=](int32_t) { return sequences; }).Speedup() > kNeverSlower);
+    }
+  }
+}
+
+TEST_CASE("of two kinds of drafts a sequence has the one that brings more") {
+  Machine machine = DiskBound();
+  machine.hits = Hits(0.8);
+  machine.found = 1;
+  machine.found_hits = 0.2;
+  const auto share = [](const Machine& m) {
+    Simulation simulation(m, 6);
+    simulation.Run(300, [](int32_t) { return 8; });
+    int32_t all = 0;
+    for (size_t i = 0; i < 8; ++i) all += simulation.Drafted(i);
+    REQUIRE(all > 300 * 8);
+    return static_cast<double>(simulation.LookedUp()) / all;
+  };
+  CHECK(share(machine) < 0.2);
+  machine.hits = Hits(0.2);
+  machine.found_hits = 0.8;
+  CHECK(share(machine) > 0.8);
+}
+
+TEST_CASE("keys of the MTP layer are given up where its drafts lose, but for some to try with") {
+  Machine machine = ComputeBound();
+  machine.row = 0.15;
+  machine.hits = Hits(0.1);
+  Simulation losing(machine, 8);
+  losing.Run(200, [](int32_t) { return 64; });
+  CHECK_FALSE(losing.TheGovernor().Keeps(1));
+  CHECK(losing.TheGovernor().Keeps(8));
+  Simulation alone(machine, 8);
+  alone.Run(200, [](int32_t) { return 1; });
+  CHECK(alone.TheGovernor().Keeps(1));
+  Machine gaining = DiskBound();
+  gaining.hits = Hits(0.7);
+  Simulation wide(gaining, 8);
+  wide.Run(200, [](int32_t) { return 64; });
+  CHECK(wide.TheGovernor().Keeps(1));
 }
 
 TEST_CASE("times of sweeps alone are enough where nobody measures the drive and the processor") {

@@ -101,6 +101,7 @@ TEST_CASE("the graph gives the bytes of a run without drafts in every configurat
     c.pauses = n[12] == 0;
     c.prefetch = n[13] == 0;
     c.governed = n[8] == 2;
+    c.lookup = n[12] == 1;
     INFO(c.Text());
     const Outcome got = RunGraph(SmallModel(), c, lines);
     CheckSameLines(got, expected);
@@ -137,6 +138,37 @@ TEST_CASE("drafts beside dense weights on the drive give the same bytes") {
       CheckSameLines(got, expected);
       CHECK(Accepted(got) > 0);
       CHECK(got.stats.dense.Bytes() > 0);
+    }
+  }
+}
+
+TEST_CASE("drafts by prompt lookup want no MTP layer and give the same bytes") {
+  const TempDir folder;
+  WriteSmallModel(folder.Path("model"));
+  // Prompts that repeat themselves, so that something is found.
+  std::vector<TestLine> lines = Lines();
+  for (TestLine& line : lines) {
+    std::vector<int32_t>& prompt = line.request.prompt;
+    prompt.resize(std::min<size_t>(prompt.size(), 12));
+    for (size_t i = 0; i < 12; ++i) prompt.push_back(prompt[i % 4]);
+  }
+  const Outcome expected = LineByLine(SmallModel(), lines);
+  const TestModel without(folder.Path("model"), {INT32_MAX, true, false});
+  for (const int32_t frames : {1, 2}) {
+    for (const bool governed : {false, true}) {
+      RunConfig c;
+      c.threads = frames;
+      c.frames = frames;
+      c.kv_ram_layers = frames == 1 ? INT32_MAX : 1;
+      c.page_tokens = 4;
+      c.drafts = 4;
+      c.lookup = true;
+      c.governed = governed;
+      c.pauses = true;
+      INFO(c.Text());
+      const Outcome got = RunGraph(without, c, lines);
+      CheckSameLines(got, expected);
+      if (!governed) CHECK(Drafted(got) > 0);
     }
   }
 }
