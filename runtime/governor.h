@@ -72,8 +72,8 @@ class Governor {
   void Choose(int32_t rows, std::span<DraftAsker> asking, int32_t room);
 
   // Whether the MTP layer's drafts may be wanted for a sequence, so that it is to have its keys.
-  // Where many sequences compute and drafts would lose, the keys would too (5 % of the demo model's
-  // work): a few sequences keep theirs, for trying.
+  // Where many sequences compute and drafts would lose, the keys would too (about 5 % of the demo
+  // model's multiply-adds, by count): a few sequences keep theirs, for trying.
   bool Keeps(uint32_t sequence) const;
 
   // Drafts are made because they gain, not only to see whether they would.
