@@ -57,8 +57,8 @@ void SayOrGiveUp(std::string_view text) {
   if (!lock.owns_lock()) return;
   std::string all;
   if (!screen.status.empty()) all += kClearLine;
-  all.append(text);
-  screen.status.clear();
+  if (text.empty()) screen.status.clear();
+  all.append(text).append(screen.status);
   // A pipe that is ready takes PIPE_BUF bytes without waiting.
   for (std::string_view rest = all; !rest.empty();) {
     pollfd room{STDERR_FILENO, POLLOUT, 0};

@@ -15,8 +15,8 @@ void SayPart(std::string_view text);
 // meanwhile goes above it. No wider than the terminal. "": nothing is shown any more, and the
 // cursor stands at the beginning of an empty line.
 void ShowStatus(std::string_view line);
-// Says `text` for a thread that must not wait: what nobody takes within a moment is left
-// unsaid. The status is not drawn again.
+// Says `text` for a thread that must not wait: what nobody takes within a moment is left unsaid.
+// "": the status is taken away.
 void SayOrGiveUp(std::string_view text);
 // Text on stdout, flushed. Throws IoError.
 void Print(std::string_view text);
