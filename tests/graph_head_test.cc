@@ -114,7 +114,7 @@ TEST_CASE("a part of the head is read once for all rows of a frame") {
 }
 
 TEST_CASE("a frame of prompts that go on reads nothing of the head") {
-  for (const size_t residents : {0, 1, 2}) {
+  for (const size_t residents : {size_t{0}, size_t{1}, size_t{2}}) {
     const TestModel& m = HeadlessModel(residents);
     RunConfig c;
     c.rows = 5;
@@ -162,7 +162,7 @@ TEST_CASE("a part that cannot be read for a while fails the rows that want token
   // The first line draws in the first sweep, the prompt of the second goes on for six.
   const std::vector<TestLine> lines = {LongLine(1, 2, 8), LongLine(2, 40, 8)};
   const Outcome expected = LineByLine(SmallModel(), lines);
-  for (const size_t residents : {0, 1, 2}) {
+  for (const size_t residents : {size_t{0}, size_t{1}, size_t{2}}) {
     for (const int32_t threads : {1, 2, 4}) {
       const TestModel& m = HeadlessModel(residents);
       for (const int32_t part : {0, 2, m.model.HeadParts() - 1}) {
