@@ -5,15 +5,11 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <linux/capability.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 
 #include <algorithm>
 #include <csignal>
-#include <cstddef>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -27,6 +23,7 @@
 #include "apps/setup.h"
 #include "io/file.h"
 #include "runtime/record.h"
+#include "tests/deny_uring.h"
 #include "tests/output_records.h"
 #include "tests/run_program.h"
 #include "tests/shard_files.h"
@@ -73,19 +70,6 @@ bool InSandbox(bool (*restrict)(), const std::function<void()>& body) {
   sandbox.join();
   if (!restricted) MESSAGE("the sandbox cannot be made here: not tested");
   return restricted;
-}
-
-// EPERM for io_uring_setup, as Docker's default has it.
-bool DenyUring() {
-  sock_filter program[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog filter = {4, program};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0) == 0;
 }
 
 // Root loses what it has beyond other users when it starts the next program. Others have no such

@@ -3,15 +3,10 @@
 #include "io/reader.h"
 
 #include <doctest/doctest.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -22,6 +17,7 @@
 #include "io/error.h"
 #include "io/file.h"
 #include "io/slot_pool.h"
+#include "tests/deny_uring.h"
 #include "tests/fake_reader.h"
 #include "tests/reader_rig.h"
 #include "tests/temp_dir.h"
@@ -485,19 +481,6 @@ TEST_CASE("io_uring has segments in flight again before a callback runs") {
   // Jobs 1 and 2, and two of the third: the second took the record that job 2 had given back.
   CHECK(handed_out >= 4);
   reader->Stop();
-}
-
-// From now on this thread, and those it starts, get EPERM for io_uring_setup: Docker's default.
-bool DenyUring() {
-  sock_filter program[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog filter = {4, program};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0) == 0;
 }
 
 TEST_CASE("where io_uring is denied, auto reads with pread and says why, and uring refuses") {
