@@ -104,6 +104,23 @@ std::vector<std::vector<int32_t>> PromptsOf(const PipelineFlags& flags,
   return prompts;
 }
 
+// What is run is known to the token.
+void PlanForPrompts(const std::vector<std::vector<int32_t>>& prompts, int32_t tokens,
+                    PlanRequest* request) {
+  uint64_t all = 0, longest = 0;
+  for (const auto& ids : prompts) {
+    all += ids.size();
+    longest = std::max<uint64_t>(longest, ids.size());
+  }
+  const double mean = static_cast<double>(all) / static_cast<double>(prompts.size());
+  request->answers = prompts.size();
+  request->prompt_tokens = all;
+  request->most_tokens = static_cast<int32_t>(longest) + tokens;
+  request->held_tokens = static_cast<int32_t>(mean) + tokens / 2;
+  request->rows_per_token = 1 + mean / tokens;
+  request->logprobs = false;
+}
+
 int Pipeline(const PipelineFlags& flags, const std::vector<std::string>& rest) {
   const RunOptions run = RunOptionsOf(rest);
   Model model(run.model);
@@ -113,10 +130,12 @@ int Pipeline(const PipelineFlags& flags, const std::vector<std::string>& rest) {
       .stop_ids.clear();  // a fixed number of tokens: short answers measure nothing
   const Tokenizer tokenizer = Tokenizer::Load(run.model.front() + "/tokenizer.json");
   PipelineOptions options;
-  options.plan = MakePlan(model, PlanRequestOf(run));
+  options.prompts = PromptsOf(flags, tokenizer);
+  PlanRequest request = PlanRequestOf(run);
+  PlanForPrompts(options.prompts, flags.tokens, &request);
+  options.plan = MakePlan(model, request);
   fmt::print(stderr, "{}\n", options.plan.Line());
   options.engine = EngineOptionsOf(run, options.plan);
-  options.prompts = PromptsOf(flags, tokenizer);
   options.tokens = flags.tokens;
   options.sequences = flags.sequences;
   options.warm = flags.warm;

@@ -14,4 +14,8 @@ struct ClosedStreams {
 // drive, and no signal that ends the process.
 ClosedStreams PrepareProcess();
 
+// Raises the stack limit as far as is wanted and allowed, threads' included. Throws IoError where
+// it stays below a megabyte: below 300 kB programs were seen to end with a signal instead.
+void RequireStack();
+
 }  // namespace colibri

@@ -19,6 +19,7 @@
 #include "apps/answers.h"
 #include "apps/calibrate.h"
 #include "apps/line_options.h"
+#include "apps/process.h"
 #include "apps/progress.h"
 #include "apps/prompt_sample.h"
 #include "apps/say.h"
@@ -262,7 +263,9 @@ int Generate(Job job, Signals& signals) {
                   engine.ReaderName(), ReadsText(job.model.Files().Files()),
                   Prefetches(o, job.plan) ? "on" : "off"));
   if (o.drafts > 0 && !job.plan.resident.mtp) {
-    Say("drafts by prompt lookup alone: the model has no MTP layer");
+    Say(fmt::format("drafts by prompt lookup alone: {}",
+                    job.plan.mtp_outweighed ? "the MTP layer's memory gains more otherwise"
+                                            : "the model has no MTP layer"));
   }
   SharedTally tally;
   OutputWriter::Options writer_options;
@@ -452,6 +455,7 @@ std::string VersionText() {
 
 int WithExitCodes(const char* program, const std::function<int()>& body) {
   try {
+    RequireStack();
     return body();
   } catch (const UsageError& e) {
     Say(fmt::format("{}: {}", program, e.what()));

@@ -79,6 +79,7 @@ PlanRequest PlanRequestOf(const RunOptions& o) {
   }
   r.dense = o.resident;
   r.drafts = o.drafts > 0;
+  r.weigh_mtp = o.draft_auto;
   r.threads = o.threads > 0 ? o.threads : ThreadsOfMachine();
   r.frames = o.frames;
   r.rows = o.max_rows;

@@ -80,6 +80,25 @@ std::string PredictionSummary(const Plan& plan, uint64_t tokens, double seconds)
                      Rate(static_cast<double>(tokens), seconds));
 }
 
+namespace {
+
+std::string DraftsSummary(const EngineStats& stats) {
+  const DraftCounts &mtp = stats.scheduler.mtp_drafts, &found = stats.scheduler.looked_up;
+  std::string text;
+  if (const std::string one = DraftsText(mtp); !one.empty()) {
+    text += fmt::format("drafts of the MTP layer: {}\n", one);
+  }
+  if (const std::string one = DraftsText(found); !one.empty()) {
+    text += fmt::format("drafts by prompt lookup: {}\n", one);
+  }
+  if (stats.draft_bytes == 0) return text;
+  const uint64_t accepted = std::max<uint64_t>(1, mtp.Accepted() + found.Accepted());
+  return text + fmt::format("drafts: {} read for them alone, {} for each accepted\n",
+                            SizeText(stats.draft_bytes), SizeText(stats.draft_bytes / accepted));
+}
+
+}  // namespace
+
 std::string MachineSummary(const EngineStats& stats, const Plan& plan) {
   const CacheStats& c = stats.cache;
   const OverlapFigures& o = stats.overlap;
@@ -92,9 +111,7 @@ std::string MachineSummary(const EngineStats& stats, const Plan& plan) {
     text = fmt::format("prompts: {} of {} tokens shared with others before them\n",
                        lines.cached_tokens, lines.prompt_tokens);
   }
-  if (const std::string drafts = DraftsText(lines); !drafts.empty()) {
-    text += fmt::format("drafts: {}\n", drafts);
-  }
+  text += DraftsSummary(stats);
   text += fmt::format("{} read, {}/s; experts: {:.1f} % hits of {}; hints {} read, {} used\n",
                       SizeText(read), SizeText(static_cast<uint64_t>(a_second)), 100 * c.HitRate(),
                       c.Asked(), c.hints_read, c.hints_used);

@@ -71,10 +71,9 @@ Counts Since(const Counts& before, const Counts& all) {
   s.prompt_tokens -= before.stats.scheduler.prompt_tokens;
   s.frames_filled -= before.stats.scheduler.frames_filled;
   s.rows -= before.stats.scheduler.rows;
-  for (size_t i = 0; i < kMaxDrafts; ++i) {
-    s.drafted[i] -= before.stats.scheduler.drafted[i];
-    s.accepted[i] -= before.stats.scheduler.accepted[i];
-  }
+  s.mtp_drafts -= before.stats.scheduler.mtp_drafts;
+  s.looked_up -= before.stats.scheduler.looked_up;
+  c.stats.draft_bytes -= before.stats.draft_bytes;
   return c;
 }
 
@@ -234,6 +233,23 @@ struct Row {
   std::string name, value, note;
 };
 
+using AddRow = std::function<void(std::string name, double value, std::string note)>;
+
+void AddDrafts(const EngineStats& stats, const AddRow& number) {
+  const DraftCounts &mtp = stats.scheduler.mtp_drafts, &found = stats.scheduler.looked_up;
+  const auto source = [&](const char* name, const DraftCounts& counts) {
+    if (counts.Offered() == 0) return;
+    number(name, static_cast<double>(counts.Offered()), DraftsText(counts));
+  };
+  source("MTP drafts", mtp);
+  source("lookup drafts", found);
+  if (mtp.Offered() + found.Offered() == 0) return;
+  const auto accepted =
+      static_cast<double>(std::max<uint64_t>(1, mtp.Accepted() + found.Accepted()));
+  number("MB/accepted", static_cast<double>(stats.draft_bytes) / 1e6 / accepted,
+         "read for drafts alone, for each that was accepted");
+}
+
 // Every figure of a run, in the order it is printed.
 std::vector<Row> Rows(const Figures& f, const PipelineOptions& options) {
   std::vector<Row> rows;
@@ -284,16 +300,7 @@ std::vector<Row> Rows(const Figures& f, const PipelineOptions& options) {
   number("tokens/s", Ratio(static_cast<double>(f.tokens), stats.seconds),
          fmt::format("{} generated, {} prompt, {} frames", f.tokens, stats.scheduler.prompt_tokens,
                      stats.scheduler.frames_filled));
-  uint64_t drafted = 0, accepted = 0;
-  for (size_t i = 0; i < kMaxDrafts; ++i) {
-    drafted += stats.scheduler.drafted[i];
-    accepted += stats.scheduler.accepted[i];
-  }
-  if (drafted > 0) {
-    number("drafts accepted",
-           100 * Ratio(static_cast<double>(accepted), static_cast<double>(drafted)),
-           "%: " + DraftsText(stats.scheduler));
-  }
+  AddDrafts(stats, number);
   number("answers", static_cast<double>(options.prompts.size()),
          fmt::format("hash {:016x}, equal where all their tokens are", f.answers));
   number(

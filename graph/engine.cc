@@ -234,8 +234,8 @@ void Engine::Run(Delivery& delivery) {
 }
 
 EngineStats Engine::Stats() const {
-  return {scheduler_.Stats(), cache_->Stats(),    reader_.Stats(),   KvStats(),
-          DenseFigures(),     profile_.Overlap(), profile_.Seconds()};
+  return {scheduler_.Stats(), cache_->Stats(),    reader_.Stats(),    KvStats(),
+          DenseFigures(),     profile_.Overlap(), profile_.Seconds(), draft_bytes_};
 }
 
 KvStreamStats Engine::KvStats() const {
@@ -430,7 +430,8 @@ void Engine::GuessAgain(GraphFrame& f, int32_t layer) {
 const std::byte* Engine::Fetch(ExpertJob job) noexcept {
   const Profile::Span span(profile_, NodeId::kFetch, job.frame, job.layer);
   const uint32_t item = At({job.frame, job.layer}).frame.jobs[job.job].item;
-  return cache_->Request(item, WaiterOf(job));
+  CountForDrafts(job);
+  return cache_->Request(item, WaiterOf(job));  // from here on the frame may be anywhere
 }
 
 void Engine::ExpertFfn(const ReadyExpert& expert) noexcept {
@@ -470,7 +471,8 @@ NodeBodies::Verified Engine::Verify(LayerRef at) noexcept {
   const uint64_t requests = now.Asked() - f.before.Asked();
   FrameFigures figures;
   const uint64_t read = BytesRead(now);
-  figures.bytes_read = read - f.bytes_before + std::exchange(f.draft_bytes, 0);
+  figures.bytes_read = read - f.bytes_before + f.draft_bytes;
+  figures.draft_bytes = TakeDraftBytes(f);
   f.bytes_before = read;
   figures.hit_rate =
       requests == 0 ? 1.0

@@ -91,6 +91,9 @@ struct EngineStats {
   DenseStats dense;
   OverlapFigures overlap;
   double seconds = 0;
+  // Read because of drafts alone: experts that only their rows chose, what the MTP layer's steps
+  // read.
+  uint64_t draft_bytes = 0;
 };
 
 // Threads the machine offers this process: its affinity mask, and its cgroup's CPU quota, which
@@ -166,14 +169,15 @@ class Engine final : public NodeBodies {
     std::vector<uint32_t> items;  // of the jobs
     std::vector<Notice> notices;
     std::vector<float> predict_scratch;
-    std::vector<uint32_t> votes;        // [experts] for the next layer's experts
-    std::vector<uint32_t> first_votes;  // [experts]: rows in the first sparse layer, this sweep
-    std::vector<uint32_t> draft_votes;  // [experts]: in the MTP layer, of the last draft step
-    std::vector<uint16_t> hint_order;   // experts with votes
-    std::vector<uint32_t> hint_items;   // the same as items
-    CacheStats before;                  // when the frame was admitted
-    uint64_t bytes_before = 0;          // of all kinds read by then
-    uint64_t draft_bytes = 0;           // read while its drafts were made
+    std::vector<uint32_t> votes;           // [experts] for the next layer's experts
+    std::vector<uint32_t> first_votes;     // [experts]: rows in the first sparse layer, this sweep
+    std::vector<uint32_t> draft_votes;     // [experts]: in the MTP layer, of the last draft step
+    std::vector<uint16_t> hint_order;      // experts with votes
+    std::vector<uint32_t> hint_items;      // the same as items
+    CacheStats before;                     // when the frame was admitted
+    uint64_t bytes_before = 0;             // of all kinds read by then
+    uint64_t draft_bytes = 0;              // read while its drafts were made
+    std::atomic<uint64_t> alone_bytes{0};  // read in this sweep for experts that drafts alone chose
   };
 
   void MakeSuppliers();
@@ -199,6 +203,8 @@ class Engine final : public NodeBodies {
   bool TakeDrafts(GraphFrame& f);
   void ChooseDepths(GraphFrame& f);
   void CountStep(const GraphFrame& f);
+  void CountForDrafts(ExpertJob job);
+  uint64_t TakeDraftBytes(GraphFrame& f);
   static void CountRows(const Frame& frame, std::vector<uint32_t>* votes);
   // For the route trace: what the router of sparse layer `layer` makes of the state as it is now.
   void RecordGuess(GraphFrame& f, int32_t layer, Guess way);
@@ -224,7 +230,8 @@ class Engine final : public NodeBodies {
   std::optional<Governor> governor_;                // under the mutex, as what follows
   std::array<int32_t, kMaxDrafts> step_rows_ = {};  // of draft steps since the last sweep's end
   double step_seconds_ = 0;
-  std::atomic<bool> noise_{false};  // the governor wants no more drafts of the MTP layer
+  std::atomic<uint64_t> draft_bytes_{0};  // of EngineStats
+  std::atomic<bool> noise_{false};        // the governor wants no more drafts of the MTP layer
   Scheduler scheduler_;
   std::vector<std::unique_ptr<GraphFrame>> frames_;
   std::vector<std::atomic<uint64_t>> chosen_;  // by item

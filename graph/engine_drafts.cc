@@ -8,6 +8,25 @@
 
 namespace colibri {
 
+// What is about to be read for drafts alone. Of the MTP layer all is (TakeDrafts).
+void Engine::CountForDrafts(ExpertJob job) {
+  const LayerRef at{job.frame, job.layer};
+  const Frame& frame = At(at).frame;
+  const FrameJob& asked = frame.jobs[job.job];
+  const auto first = frame.job_rows.begin() + asked.first;
+  const bool alone = !IsMtp(at) && std::all_of(first, first + asked.count, [&](int32_t row) {
+    return frame.rows[static_cast<size_t>(row)].draft;
+  });
+  if (!alone || cache_->IsReady(asked.item)) return;
+  At(at).alone_bytes.fetch_add(model_.Expert(asked.item).slot_bytes, std::memory_order_relaxed);
+}
+
+uint64_t Engine::TakeDraftBytes(GraphFrame& f) {
+  const uint64_t bytes = std::exchange(f.draft_bytes, 0) + f.alone_bytes.exchange(0);
+  draft_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  return bytes;
+}
+
 void Engine::CountRows(const Frame& frame, std::vector<uint32_t>* votes) {
   std::fill(votes->begin(), votes->end(), 0);
   for (const FrameJob& job : frame.jobs) {
@@ -29,7 +48,7 @@ void Engine::TellGovernor(GraphFrame& f) {
   for (const FrameSequence& place : f.frame.sequences) {
     const Sequence& s = *place.sequence;
     if (s.sweeps == 1) governor_->Started(s.index);
-    governor_->Verified(s.index, s.draft_kind, place.drafts, place.accepted);
+    governor_->Verified(s.index, place.draft_kind, place.drafts, place.accepted);
     sweep.drafts += place.drafts;
     sweep.accepted += place.accepted;
   }

@@ -128,16 +128,16 @@ void Deliverer::FinishLine(Sequence& s) {
   if (s.error && !line.error) line.error = s.error;
   line.admitted = std::min(line.admitted, s.admitted);
   line.cached = std::min(line.cached, std::max(0, s.cached));
-  line.drafts_offered += s.drafts_offered;
-  line.drafts_accepted += s.drafts_accepted;
+  line.drafts += s.draft_counts;
+  line.draft_bytes += s.draft_bytes;
   line.finished.push_back(ChoiceOf(s));
   if (line.open_choices.fetch_sub(1) > 1) return options_.close(s.index);
   std::sort(line.finished.begin(), line.finished.end(),
             [](const Choice& a, const Choice& b) { return a.index < b.index; });
   LineFigures figures = FiguresOf(s);
   figures.cached_tokens = line.cached;
-  figures.drafts_offered = line.drafts_offered;
-  figures.drafts_accepted = line.drafts_accepted;
+  figures.drafts = line.drafts;
+  figures.draft_bytes = line.draft_bytes;
   Push(line, figures, s.index);
 }
 

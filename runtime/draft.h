@@ -21,6 +21,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/draft_counts.h"
 #include "runtime/frame.h"
 #include "runtime/parallel.h"
 #include "runtime/sampler.h"
@@ -29,8 +30,6 @@
 
 namespace colibri {
 
-inline constexpr int32_t kMaxDrafts = 4;
-
 // Kinds of drafts: of the MTP layer, and of prompt lookup behind a run of 2, 3 or 4 tokens.
 inline constexpr int32_t kDraftKinds = 4;
 inline constexpr int32_t kMtpDrafts = 0;
@@ -38,6 +37,11 @@ inline constexpr int32_t kMtpDrafts = 0;
 // The MTP layer's keys of so many rows of a sequence may wait until it drafts or they are more: its
 // input matrix is then read once for all of them. Not measured: any other number.
 inline constexpr int32_t kWaitingKeys = 8;
+
+// Of the experts that a draft's row chooses, such a share its sequence's last row does not.
+inline constexpr double kDraftNewExperts = 0.65;
+// Trained MTP layers have 0.6 to 0.85 of their first drafts accepted.
+inline constexpr double kUsualMtpShare = 0.7;
 
 struct DraftOptions {
   int32_t most = 0;     // of a sequence; 0: none are made

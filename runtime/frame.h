@@ -44,6 +44,7 @@ struct FrameSequence {
   int32_t rows = 0;
   int32_t drafts = 0;      // of the rows, the last ones
   int32_t accepted = 0;    // of the drafts, once they are verified
+  int32_t draft_kind = 0;  // of the drafts (runtime/draft.h)
   size_t first_place = 0;  // of its pages in the frame's view, where layers are streamed
   // When a row is kReadFailed: what could not be read, or for a page perhaps written, and how.
   ReadResult error;

@@ -13,8 +13,6 @@ namespace {
 
 // Fetching an expert's weights from memory takes as long as the arithmetic of so many rows.
 constexpr double kFetchRows = 8;
-// Of the experts that a draft's row chooses, such a share is not that of the rows before it.
-constexpr double kNewExperts = 0.65;
 // The first sweeps read what later ones find in memory. What sweeps take is known once it has been
 // within a fifth of what was expected three times, or after so many.
 constexpr double kSettled = 0.2;
@@ -29,10 +27,9 @@ constexpr double kLeastCharge = 0.5;
 // Drafts begin when they promise so much, and end when they promise less, so that a figure which
 // wavers does not switch them to and fro. The same for those of a sequence, by a factor.
 constexpr double kBegin = 1.04, kEnd = 1.015, kStay = 1.03;
-// Trained MTP layers begin at 0.6 to 0.85, lookup behind longer runs is surer; a few drafts soon
-// outweigh the guess. A sequence is taken to be like the run until it has more than some of its
-// own.
-constexpr std::array<double, kDraftKinds> kGuess = {0.7, 0.4, 0.6, 0.8};
+// Lookup behind longer runs is surer; a few drafts soon outweigh the guess. A sequence is taken to
+// be like the run until it has more than some of its own.
+constexpr std::array<double, kDraftKinds> kGuess = {kUsualMtpShare, 0.4, 0.6, 0.8};
 constexpr double kGuessWeight = 3, kRunWeight = 3;
 constexpr double kKeepRun = 0.99, kKeepOwn = 0.95, kFade = 0.99;
 // And with each sweep while drafts are off.
@@ -126,7 +123,7 @@ double Governor::Union(double rows) const {
 }
 
 double Governor::Modelled(double rows, double drafts) const {
-  const double experts = Union(rows + kNewExperts * drafts);
+  const double experts = Union(rows + kDraftNewExperts * drafts);
   const double work = rows + drafts + kFetchRows * experts / options_.top_k;
   return std::max(read_ * experts, compute_ * work);
 }

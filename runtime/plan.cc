@@ -88,7 +88,10 @@ uint64_t SlotBytes(const std::vector<SlotClass>& classes) {
   return bytes;
 }
 
-bool Drafts(const Model& model, const PlanRequest& r) { return r.drafts && model.HasMtp(); }
+// By the MTP layer.
+bool Drafts(const Model& model, const PlanRequest& r) {
+  return r.drafts && r.mtp && model.HasMtp();
+}
 
 // Without drafts nothing asks for the experts of the MTP layer.
 bool Used(const Model& model, const PlanRequest& r, const Model::ExpertClass& c) {
@@ -169,14 +172,15 @@ uint64_t SweepDense(const Model& model, const Plan& p) {
 }
 
 void Estimate(const Model& model, const PlanRequest& r, Plan* p) {
-  const ModelConfig& c = model.Config();
   const auto pages = static_cast<double>(HeldPages(r, *p));
   p->together = std::clamp(p->kv_pages / pages, 1.0, static_cast<double>(p->sequences));
-  // Answers that all start together soon have no prompts beside them.
+  // Answers that all start together have no prompts beside them: sweeps are full of prompts first,
+  // then they have a row for each answer; what counts is rows a sweep over both.
   const bool replaced = r.answers.value_or(UINT64_MAX) > N(p->sequences);
-  p->filled_rows = std::min<double>(p->rows, p->together * (replaced ? r.rows_per_token : 1));
-  const double chosen = static_cast<double>(c.top_k) / std::max(1, c.experts);
-  p->union_share = 1 - std::pow(1 - chosen, p->filled_rows);
+  const double of_each = r.rows_per_token;
+  const double apart = of_each / ((of_each - 1) / p->rows + 1 / p->together);
+  p->filled_rows = std::min<double>(p->rows, replaced ? p->together * of_each : apart);
+  p->union_share = UnionShare(model, p->filled_rows);
   double all = 0, resident = 0;
   for (size_t i = 0; i < p->slot_classes.size(); ++i) {
     const Model::ExpertClass& e = model.ExpertClasses()[i];
@@ -197,10 +201,27 @@ void Estimate(const Model& model, const PlanRequest& r, Plan* p) {
 
 // Seconds a row, where speeds are known; else bytes a row: what it reads, or what its arithmetic
 // takes if that is more.
-double RowCost(const Model& model, const PlanRequest& r, const Plan& p) {
+double PlainRowCost(const Model& model, const PlanRequest& r, const Plan& p) {
   if (r.speeds) return SecondsARow(model, r, p);
   const double reads = static_cast<double>(p.sweep_bytes) / p.filled_rows;
   return std::max(reads, BytesAlone(model, r) * kRowArithmetic * (1 + kNarrowRows / p.filled_rows));
+}
+
+// Where the MTP layer makes drafts one stands behind each answer's row, if there is room and it
+// pays: its row counts as far as it is accepted, and making it takes one more layer.
+double RowCost(const Model& model, const PlanRequest& r, const Plan& p) {
+  const double plain = PlainRowCost(model, r, p);
+  if (!p.drafts) return plain;
+  const double drafts = std::min(p.rows - p.filled_rows, p.together);
+  const auto experts = static_cast<double>(p.sweep_bytes - p.kv_sweep_bytes - p.sweep_dense);
+  const double wider = UnionShare(model, p.filled_rows + kDraftNewExperts * drafts);
+  Plan with = p;
+  with.sweep_bytes += static_cast<uint64_t>(experts * (wider / p.union_share - 1));
+  with.filled_rows += drafts;
+  with.together += drafts;
+  const double worth = p.filled_rows + kUsualMtpShare * drafts;
+  const double layer = 1.0 / model.Config().layers;
+  return std::min(plain, PlainRowCost(model, r, with) * with.filled_rows / worth * (1 + layer));
 }
 
 void SetPages(const Model& model, const PlanRequest& r, uint64_t pages, Plan* p) {
@@ -472,6 +493,25 @@ Plan BestResident(const Model& model, const PlanRequest& r, const Plan& empty) {
   return best ? *best : Best(model, r, tried.back());
 }
 
+// The same, with the MTP layer if it is thought to gain what its memory costs.
+Plan WeighMtp(const Model& model, PlanRequest* r, const Plan& empty) {
+  if (!Drafts(model, *r) || !r->weigh_mtp) return BestResident(model, *r, empty);
+  PlanRequest with = *r;
+  r->mtp = false;
+  Plan p = BestResident(model, *r, empty);
+  p.mtp_outweighed = true;
+  try {
+    Plan drafting = BestResident(model, with, empty);
+    if (RowCost(model, with, drafting) < kWiderGain * RowCost(model, *r, p)) {
+      *r = with;
+      return drafting;
+    }
+  } catch (const UsageError&) {
+    // It does not fit.
+  }
+  return p;
+}
+
 using Note = std::function<void(const std::string& flag, const std::string& why, uint64_t bytes)>;
 
 // What was asked for beyond what the input can use: cut, or, for the context, which answers depend
@@ -568,9 +608,9 @@ Plan MakePlan(const Model& model, const PlanRequest& asked) {
   p.context = asked.context > 0 ? asked.context : DefaultContext(model.Config());
   p.page_tokens = asked.page_tokens;
   p.base = ProcessBytes(asked.threads);
-  const PlanRequest r = CutToUse(asked, p.context);
+  PlanRequest r = CutToUse(asked, p.context);
   p.frames = r.frames;
-  p = BestResident(model, r, p);
+  p = WeighMtp(model, &r, p);
   if (p.kv > r.kv_ram.value_or(UINT64_MAX)) {
     Plan smallest = p;
     if (r.kv_space > 0) SetStreamedPages(model, r, Pages(p.context, p.page_tokens), 0, &smallest);
@@ -587,8 +627,10 @@ Plan MakePlan(const Model& model, const PlanRequest& asked) {
   const Note note = [&p](const std::string& flag, const std::string& why, uint64_t bytes) {
     if (bytes >= kMiB) p.wasted.push_back(fmt::format("{}: {} {}", flag, why, SizeText(bytes)));
   };
-  NoteCuts(model, asked, p, note);
-  NoteUnused(model, asked, p, note);
+  PlanRequest decided = asked;
+  decided.mtp = r.mtp;
+  NoteCuts(model, decided, p, note);
+  NoteUnused(model, decided, p, note);
   return p;
 }
 

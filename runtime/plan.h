@@ -45,7 +45,9 @@ struct PlanRequest {
   size_t token_bytes = 16;   // the longest token's: Tokenizer::MostBytes(1)
   bool logprobs = true;      // lines may ask for them
   bool held_back = false;    // records wait in memory for their turn
-  bool drafts = false;       // the MTP layer, where there is one, makes some
+  bool drafts = false;       // sequences bring drafts
+  bool mtp = true;           // of the MTP layer, where there is one
+  bool weigh_mtp = false;    // but only if its memory is thought to gain more than slots and pages
   bool reads_ahead = false;  // lines are read before there is a sequence for them
   int32_t page_tokens = kDefaultPageTokens;
   KvType kv_type = KvType::kBF16;
@@ -80,6 +82,7 @@ struct Plan {
   int32_t dense_windows = 0;            // EngineOptions
   int32_t streamed_layers = 0;          // not resident
   bool drafts = false;                  // the MTP layer makes some: embedding and head stay for it
+  bool mtp_outweighed = false;          // it would, but does not gain what its memory costs
   std::vector<SlotClass> slot_classes;  // as Model::ExpertClasses()
   uint32_t slot_total = 0, expert_total = 0;  // equal: everything that is used is resident
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace colibri {
 namespace {
@@ -12,6 +13,14 @@ namespace {
 constexpr int32_t kUsualPositions = 8192;
 // Whatever was measured.
 constexpr double kLeastPositions = 1024, kMostPositions = 1 << 17;
+
+// So many experts a layer are chosen evenly; after so many doublings they are not.
+constexpr double kEvenExperts = 32, kSkewing = 2;
+
+void SetChoices(const ModelConfig& c, SweepModel* m) {
+  m->chosen = static_cast<double>(c.top_k) / std::max(1, c.experts);
+  m->skew = std::clamp(std::log2(std::max(1, c.experts) / kEvenExperts) / kSkewing, 0.0, 1.0);
+}
 
 SweepModel SweepModelOf(const Model& model, const Plan& p) {
   const ModelConfig& c = model.Config();
@@ -29,7 +38,7 @@ SweepModel SweepModelOf(const Model& model, const Plan& p) {
   }
   m.read_bytes = experts > 0 ? m.expert_bytes / experts : 0;
   m.resident = experts > 0 ? m.slots / experts : 1;
-  m.chosen = static_cast<double>(c.top_k) / std::max(1, c.experts);
+  SetChoices(c, &m);
   m.streamed_bytes = static_cast<double>(p.sweep_dense);
   if (p.kv_file > 0) {
     m.position_bytes = static_cast<double>(p.kv_file) / std::max(1, p.kv_pages) / p.page_tokens;
@@ -41,6 +50,12 @@ SweepModel SweepModelOf(const Model& model, const Plan& p) {
 std::string BytesText(double bytes) { return SizeText(static_cast<uint64_t>(bytes)); }
 
 }  // namespace
+
+double UnionShare(const Model& model, double rows) {
+  SweepModel m;
+  SetChoices(model.Config(), &m);
+  return m.Union(rows);
+}
 
 int32_t HeldTokens(const PlanRequest& r, const Plan& p) {
   return r.held_tokens > 0 ? std::min(r.held_tokens, p.context) : p.context / 4;

@@ -10,6 +10,9 @@
 
 namespace colibri {
 
+// The share of a layer's experts that so many rows choose.
+double UnionShare(const Model& model, double rows);
+
 // Positions that an answer holds, and so attends to, on average.
 int32_t HeldTokens(const PlanRequest& request, const Plan& plan);
 

@@ -32,6 +32,7 @@ struct Speeds {
 struct SweepModel {
   double expert_bytes = 0;     // of all experts that may be asked for
   double chosen = 0;           // top_k / experts
+  double skew = 1;             // 0: all experts are as likely; 1: as unevenly as with 128 and more
   double resident = 0;         // share of the experts that there are slots for
   double slots = 0;            // that is how many; 0: enough
   double read_bytes = 0;       // of one expert

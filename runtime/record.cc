@@ -223,6 +223,15 @@ void AddChoice(const Request& request, const Choice& choice, const Tokenizer& to
   *record += ",\"finish_reason\":" + Text(reason) + "}";
 }
 
+// As many as there were positions.
+Json AcceptedByPosition(const DraftCounts& drafts) {
+  Json list = Json::array();
+  for (size_t i = 0; i < kMaxDrafts && drafts.offered[i] > 0; ++i) {
+    list.push_back(drafts.accepted[i]);
+  }
+  return list;
+}
+
 Json Figures(const Request& request, const LineFigures& figures, const RecordContext& context,
              BuiltChoices* built) {
   return {{"stop_causes", std::move(built->causes)},
@@ -233,8 +242,10 @@ Json Figures(const Request& request, const LineFigures& figures, const RecordCon
           {"tokens_per_second", Number(figures.tokens_per_second)},
           {"bytes_read", figures.bytes_read},
           {"hit_rate", Number(figures.hit_rate)},
-          {"drafts_offered", figures.drafts_offered},
-          {"drafts_accepted", figures.drafts_accepted},
+          {"drafts_offered", figures.drafts.Offered()},
+          {"drafts_accepted", figures.drafts.Accepted()},
+          {"drafts_accepted_by_position", AcceptedByPosition(figures.drafts)},
+          {"draft_bytes_read", figures.draft_bytes},
           {"cached_tokens", figures.cached_tokens},
           {"warnings", std::move(built->warnings)},
           {"simd", context.simd_target},

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/draft_counts.h"
+
 namespace colibri {
 
 // Why a line fails, as it stands in its error record.
@@ -117,7 +119,8 @@ struct LineFigures {
   double tokens_per_second = 0;
   uint64_t bytes_read = 0;  // by sweeps the line took part in, divided by their rows
   double hit_rate = 0;
-  int32_t drafts_offered = 0, drafts_accepted = 0;
+  DraftCounts drafts;
+  uint64_t draft_bytes = 0;   // of bytes_read, what drafts alone asked for, the line's share
   int32_t cached_tokens = 0;  // of the prompt, found stored; of several choices the least
 };
 

@@ -106,7 +106,8 @@ void Scheduler::Reset(Sequence& s) {
   s.drafts.clear();
   s.keyed = true;
   s.unkeyed = 0;
-  s.drafts_offered = s.drafts_accepted = 0;
+  s.draft_counts = {};
+  s.draft_bytes = 0;
   s.bytes_read = 0;
   s.hit_sum = 0;
   s.admitted = Clock::now();

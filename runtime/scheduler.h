@@ -83,16 +83,15 @@ struct SchedulerStats {
   uint64_t parks = 0;
   uint64_t sweeps = 0;              // ended
   uint64_t started = 0, ended = 0;  // sequences that were not refused
-  // Drafts verified and accepted, the first behind a token, the second and so on.
-  std::array<uint64_t, kMaxDrafts> drafted = {}, accepted = {};
+  DraftCounts mtp_drafts, looked_up;
   uint64_t limits = 0;  // most tokens that those started may generate, summed
   int32_t running = 0;  // sequences with a line
   bool input_open = true;
 };
 
-// Drafts in one line: how many, and the share of those at each position that was accepted. ""
-// without any.
-std::string DraftsText(const SchedulerStats& stats);
+// Drafts of one source in one line: how many, how many a row had accepted, and the share of those
+// at each position. "" without any.
+std::string DraftsText(const DraftCounts& counts);
 
 // What a sequence under way may still need, as of the end of its last sweep.
 struct SequenceLeft {

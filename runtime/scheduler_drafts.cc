@@ -55,6 +55,7 @@ void Scheduler::PlaceDrafts(Frame& frame) {
     for (size_t r = last + 1; r-- > first;) frame.rows[--to] = frame.rows[r];
     place.first_row = static_cast<int32_t>(to);
     place.rows += place.drafts;
+    place.draft_kind = s.draft_kind;
   }
   // The MTP layer's drafts of the frame to come have keys behind those that may be stored by then.
   for (const FrameSequence& place : frame.sequences) {

@@ -6,27 +6,21 @@
 
 namespace colibri {
 
-std::string DraftsText(const SchedulerStats& stats) {
-  uint64_t drafted = 0, accepted = 0;
+std::string DraftsText(const DraftCounts& counts) {
   std::string shares;
-  for (size_t i = 0; i < stats.drafted.size(); ++i) {
-    if (stats.drafted[i] == 0) break;
-    drafted += stats.drafted[i];
-    accepted += stats.accepted[i];
+  for (size_t i = 0; i < kMaxDrafts && counts.offered[i] > 0; ++i) {
     shares += fmt::format(
         "{}{:.0f}", i > 0 ? ", " : "",
-        100 * static_cast<double>(stats.accepted[i]) / static_cast<double>(stats.drafted[i]));
+        100 * static_cast<double>(counts.accepted[i]) / static_cast<double>(counts.offered[i]));
   }
-  if (drafted == 0) return "";
-  return fmt::format("{} of {} accepted; {} % of those at each position", accepted, drafted,
-                     shares);
+  if (shares.empty()) return "";
+  return fmt::format("{} of {} accepted, {:.2f} a row; {} % of those at each position",
+                     counts.Accepted(), counts.Offered(), counts.MeanLength(), shares);
 }
 
 void Scheduler::CountDrafts(const FrameSequence& place) {
-  for (int32_t d = 0; d < place.drafts; ++d) {
-    ++stats_.drafted[static_cast<size_t>(d)];
-    stats_.accepted[static_cast<size_t>(d)] += d < place.accepted ? 1 : 0;
-  }
+  const bool mtp = place.draft_kind == kMtpDrafts;
+  (mtp ? stats_.mtp_drafts : stats_.looked_up).Add(place.drafts, place.accepted);
 }
 
 SchedulerStats Scheduler::Stats() const {

@@ -33,7 +33,8 @@ struct LineState {
   uint64_t charge = 0;  // taken from the scheduler's pool until the last sequence is closed
   Clock::time_point admitted = Clock::time_point::max();  // of the finished choices, the earliest
   int32_t cached = INT32_MAX;                             // likewise the least
-  int32_t drafts_offered = 0, drafts_accepted = 0;        // and their sums
+  DraftCounts drafts;                                     // and their sums
+  uint64_t draft_bytes = 0;
 };
 
 struct Sequence {
@@ -71,7 +72,8 @@ struct Sequence {
   uint64_t bytes_read = 0;
   double hit_sum = 0;
   int32_t sweeps = 0;
-  int32_t drafts_offered = 0, drafts_accepted = 0;
+  DraftCounts draft_counts;
+  uint64_t draft_bytes = 0;
   int32_t cached = -1;  // prompt positions it found stored at its first start; -1 before that
 
   int32_t Known() const { return static_cast<int32_t>(tokens.size()); }

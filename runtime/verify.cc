@@ -101,6 +101,8 @@ void AppendDrawn(Frame& frame, FrameSequence& place, size_t base) {
 void AcceptTokens(Frame& frame, const FrameFigures& figures,
                   const std::function<std::string(uint32_t)>& path_of,
                   const std::function<void(const Notice&)>& notify) {
+  uint64_t drafts = 0;
+  for (const FrameSequence& place : frame.sequences) drafts += static_cast<uint64_t>(place.drafts);
   for (FrameSequence& place : frame.sequences) {
     Sequence& s = *place.sequence;
     COLIBRI_DCHECK(s.owner == frame.id);
@@ -118,9 +120,11 @@ void AcceptTokens(Frame& frame, const FrameFigures& figures,
     }
     if (s.error) s.line->failed = true;
     s.drafts.clear();
-    s.drafts_offered += place.drafts;
     if (!s.line->failed) AppendDrawn(frame, place, base);
-    s.drafts_accepted += place.accepted;
+    if (place.drafts > 0) {
+      s.draft_counts.Add(place.drafts, place.accepted);
+      s.draft_bytes += figures.draft_bytes * static_cast<uint64_t>(place.drafts) / drafts;
+    }
     s.done = s.line->failed || s.cause != StopCause::kNone;
     const Notice notice{s.index, static_cast<uint32_t>(s.Generated()), s.done ? 1u : 0u};
     // From here a finished sequence belongs to the deliverer: touch nothing of it.

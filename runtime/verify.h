@@ -41,6 +41,7 @@ class TokenDrawer final : public LogitsSink {
 // Shares of a frame's work, spread over its rows, for the records.
 struct FrameFigures {
   uint64_t bytes_read = 0;
+  uint64_t draft_bytes = 0;  // of it, what drafts alone asked for
   double hit_rate = 0;
 };
 

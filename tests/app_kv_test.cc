@@ -84,7 +84,7 @@ TEST_CASE("the pipeline's figures tell what KV was read and written") {
   const ProgramOutcome outcome =
       RunProgram("colibri-bench",
                  {"pipeline", "-m", kModel, "--ram", "200MB", "--slots", "25%", "--prompt-tokens",
-                  "100", "--kv-ram", "16MB", "--kv-dir", folder.Path("")},
+                  "100", "--kv-ram", "2500kB", "--kv-dir", folder.Path("")},
                  "", {});
   INFO(outcome.err);
   CHECK(outcome.exit_code == 0);

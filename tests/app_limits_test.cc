@@ -185,6 +185,13 @@ TEST_CASE("a low soft limit of open files is raised as far as the hard one goes"
   CheckAnswered(Under("ulimit -Sn 6", With({"--direct", "on"})));
 }
 
+TEST_CASE("a low soft limit of the stack is raised, and a hard one that is too low is said") {
+  CheckAnswered(Under("ulimit -Ss 128", With({})));
+  CheckAnswered(Under("ulimit -s 1024", With({})));
+  CheckRefused(Under("ulimit -s 512", With({})), "the stack limit is 512 kB, 1024 at least");
+  CheckRefused(Under("ulimit -s 128", With({})), "the stack limit is 128 kB, 1024 at least");
+}
+
 TEST_CASE("without memory that may be locked a run answers as always") {
   ProgramOutcome outcome;
   if (InSandbox(DropPrivileges, [&] { outcome = Under("ulimit -l 0", With({})); })) {

@@ -84,12 +84,12 @@ struct DraftRig {
   }
   int32_t Offered() const {
     int32_t sum = 0;
-    for (const auto& s : table) sum += s->drafts_offered;
+    for (const auto& s : table) sum += static_cast<int32_t>(s->draft_counts.Offered());
     return sum;
   }
   int32_t Accepted() const {
     int32_t sum = 0;
-    for (const auto& s : table) sum += s->drafts_accepted;
+    for (const auto& s : table) sum += static_cast<int32_t>(s->draft_counts.Accepted());
     return sum;
   }
 

@@ -222,7 +222,7 @@ TEST_CASE("guesses of others than the MTP layer are verified with a head read in
     INFO(c.Text());
     const Outcome got = RunGraph(headless, c, lines);
     CheckSameLines(got, expected);
-    CHECK(got.stats.scheduler.accepted[0] > 0);
+    CHECK(got.stats.scheduler.mtp_drafts.Accepted() > 0);
   }
 }
 

@@ -108,12 +108,14 @@ TEST_CASE("rows attend to no more positions than the index selects") {
 
 TEST_CASE(
     "a union is a row's choice at first, all experts at last, and smaller where some are hot") {
-  const SweepModel m = HundredExperts();
+  SweepModel m = HundredExperts();
   CHECK(m.Union(0) == doctest::Approx(0));
   CHECK(m.Union(1) == doctest::Approx(0.04));
   CHECK(m.Union(24) < 1 - std::pow(0.96, 24));
   CHECK(m.Union(24) > 0.8 * (1 - std::pow(0.96, 24)));
   CHECK(m.Union(1000) > 0.999);
+  m.skew = 0;  // experts that are as likely
+  CHECK(m.Union(24) == doctest::Approx(1 - std::pow(0.96, 24)));
 }
 
 TEST_CASE("one row finds more of the held experts than a wide union does") {

@@ -333,19 +333,23 @@ TEST_CASE("no number is NaN or infinite") {
 }
 
 TEST_CASE("figures and effective modes are in x_colibri") {
-  LineFigures figures{1.5, 2.25, 4096, 0.5, 5, 3, 8};
+  LineFigures figures{1.5, 2.25, 4096, 0.5, {}, 512, 8};
+  figures.drafts.Add(3, 2);
+  figures.drafts.Add(2, 1);
   const Json x =
       Parse(BuildRecord(ChatRequest(), std::vector<Choice>{}, figures, Context()))["x_colibri"];
   CHECK(Keys(x) == Words{"stop_causes", "matched_stops", "thinking", "effort",
                          "seconds_to_first_token", "tokens_per_second", "bytes_read", "hit_rate",
-                         "drafts_offered", "drafts_accepted", "cached_tokens", "warnings", "simd",
-                         "engine"});
+                         "drafts_offered", "drafts_accepted", "drafts_accepted_by_position",
+                         "draft_bytes_read", "cached_tokens", "warnings", "simd", "engine"});
   CHECK(x["seconds_to_first_token"] == 1.5);
   CHECK(x["tokens_per_second"] == 2.25);
   CHECK(x["bytes_read"] == 4096);
   CHECK(x["hit_rate"] == 0.5);
   CHECK(x["drafts_offered"] == 5);
   CHECK(x["drafts_accepted"] == 3);
+  CHECK(x["drafts_accepted_by_position"] == Json{2, 1, 0});
+  CHECK(x["draft_bytes_read"] == 512);
   CHECK(x["cached_tokens"] == 8);
   CHECK(x["simd"] == "AVX2");
 }

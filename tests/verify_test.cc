@@ -296,7 +296,7 @@ TEST_CASE("bytes read are shared out by rows, hits by sweeps") {
   const Sequence& prefill = rig.Add({}, 10, 3);
   const Sequence& other = rig.Add({}, 10, 1);
   rig.Drawn(0) = rig.Drawn(1) = 11;
-  rig.Accept({4'000, 0.25});
+  rig.Accept({4'000, 0, 0.25});
   CHECK(prefill.bytes_read == 3'000);
   CHECK(other.bytes_read == 1'000);
   CHECK(prefill.hit_sum == 0.25);
@@ -418,8 +418,9 @@ TEST_CASE("drafts are accepted up to the first that is not the token drawn") {
     CHECK(rig.s.stored == rig.s.Known() - 1);
     const auto accepted = static_cast<int32_t>(tokens.size()) - 2;
     CHECK(rig.frame.sequences[0].accepted == accepted);
-    CHECK(rig.s.drafts_accepted == accepted);
-    CHECK(rig.s.drafts_offered == static_cast<int32_t>(drafts.size()));
+    DraftCounts counted;
+    counted.Add(static_cast<int32_t>(drafts.size()), accepted);
+    CHECK(rig.s.draft_counts == counted);
     CHECK(rig.s.drafts.empty());
     CHECK_FALSE(rig.s.done);
   }
