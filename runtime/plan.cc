@@ -147,10 +147,10 @@ uint64_t UsableRows(const PlanRequest& r, int32_t context) {
 }
 
 // A row alone reads so many bytes of experts, all rows together what they choose of them.
-double BytesAlone(const Model& model, const PlanRequest& r) {
+double BytesAlone(const Model& model) {
   double bytes = 0;
   for (const Model::ExpertClass& c : model.ExpertClasses()) {
-    if (Used(model, r, c)) bytes += static_cast<double>(c.slot_bytes) * c.experts;
+    bytes += static_cast<double>(c.slot_bytes) * LayerExperts(model, c);
   }
   return bytes * model.Config().top_k / std::max(1, model.Config().experts);
 }
@@ -184,9 +184,9 @@ void Estimate(const Model& model, const PlanRequest& r, Plan* p) {
   double all = 0, resident = 0;
   for (size_t i = 0; i < p->slot_classes.size(); ++i) {
     const Model::ExpertClass& e = model.ExpertClasses()[i];
-    if (!Used(model, r, e)) continue;
-    all += static_cast<double>(e.slot_bytes) * e.experts;
-    resident += static_cast<double>(e.slot_bytes) * p->slot_classes[i].count;
+    const double bytes = static_cast<double>(e.slot_bytes) * LayerExperts(model, e);
+    all += bytes;
+    resident += bytes * p->slot_classes[i].count / e.experts;
   }
   p->resident_share = all > 0 ? resident / all : 1;
   p->sweep_bytes = static_cast<uint64_t>(p->union_share * (all - resident));
@@ -204,7 +204,7 @@ void Estimate(const Model& model, const PlanRequest& r, Plan* p) {
 double PlainRowCost(const Model& model, const PlanRequest& r, const Plan& p) {
   if (r.speeds) return SecondsARow(model, r, p);
   const double reads = static_cast<double>(p.sweep_bytes) / p.filled_rows;
-  return std::max(reads, BytesAlone(model, r) * kRowArithmetic * (1 + kNarrowRows / p.filled_rows));
+  return std::max(reads, BytesAlone(model) * kRowArithmetic * (1 + kNarrowRows / p.filled_rows));
 }
 
 // Where the MTP layer makes drafts one stands behind each answer's row, if there is room and it

@@ -28,13 +28,10 @@ SweepModel SweepModelOf(const Model& model, const Plan& p) {
   double experts = 0;
   for (size_t i = 0; i < model.ExpertClasses().size(); ++i) {
     const Model::ExpertClass& e = model.ExpertClasses()[i];
-    // Without drafts nothing asks for the experts of the MTP layer, which may be of any class.
-    if (e.first_layer >= c.layers) continue;
-    const double used =
-        e.last_layer < c.layers ? e.experts : e.experts - static_cast<uint32_t>(c.experts);
+    const double used = LayerExperts(model, e);
     m.expert_bytes += static_cast<double>(e.slot_bytes) * used;
     experts += used;
-    m.slots += std::min<double>(used, p.slot_classes[i].count);
+    m.slots += used * p.slot_classes[i].count / e.experts;
   }
   m.read_bytes = experts > 0 ? m.expert_bytes / experts : 0;
   m.resident = experts > 0 ? m.slots / experts : 1;
@@ -50,6 +47,12 @@ SweepModel SweepModelOf(const Model& model, const Plan& p) {
 std::string BytesText(double bytes) { return SizeText(static_cast<uint64_t>(bytes)); }
 
 }  // namespace
+
+double LayerExperts(const Model& model, const Model::ExpertClass& c) {
+  const ModelConfig& config = model.Config();
+  if (c.first_layer >= config.layers) return 0;
+  return c.last_layer < config.layers ? c.experts : c.experts - static_cast<uint32_t>(config.experts);
+}
 
 double UnionShare(const Model& model, double rows) {
   SweepModel m;

@@ -10,6 +10,9 @@
 
 namespace colibri {
 
+// Of a class, those of the model's layers: not of the MTP layer, which sweeps do not ask for.
+double LayerExperts(const Model& model, const Model::ExpertClass& c);
+
 // The share of a layer's experts that so many rows choose.
 double UnionShare(const Model& model, double rows);
 
