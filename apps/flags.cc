@@ -340,7 +340,7 @@ class FlagSet {
     Parsed(
         "--draft", "off|auto|N", fmt::format("off, auto or a number from 1 to {}", kMaxDrafts),
         "Tokens guessed by the MTP layer (auto: or by prompt lookup) and verified together; auto: "
-        "as many as pay (default: off)",
+        "as many as pay (default: auto)",
         [this](const std::string& text) { return SetDrafts(text); });
     Count("--threads", &options_.threads, 1, 4096, "Compute threads (default: physical cores)");
     Count("--frames", &options_.frames, 1, 64, "Frames in flight (default: 1)");

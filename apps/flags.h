@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/draft_counts.h"
 #include "runtime/line_source.h"
 #include "runtime/manifest.h"
 
@@ -75,8 +76,8 @@ struct RunOptions {
   uint64_t io_limit = 0;  // bytes a second; 0: none
   OnOffAuto direct = OnOffAuto::kAuto, prefetch = OnOffAuto::kAuto;
   int32_t prefetch_depth = 0;
-  int32_t drafts = 0;       // most of a sequence
-  bool draft_auto = false;  // a governor says how many
+  int32_t drafts = kMaxDrafts;  // most of a sequence
+  bool draft_auto = true;       // a governor says how many
   std::string cache_policy = "auto";
   std::string usage = "auto";  // auto, off or a file
   std::string route_trace;     // file; "": none

@@ -82,19 +82,19 @@ std::string PredictionSummary(const Plan& plan, uint64_t tokens, double seconds)
 
 namespace {
 
+// One line, or nothing.
 std::string DraftsSummary(const EngineStats& stats) {
   const DraftCounts &mtp = stats.scheduler.mtp_drafts, &found = stats.scheduler.looked_up;
   std::string text;
-  if (const std::string one = DraftsText(mtp); !one.empty()) {
-    text += fmt::format("drafts of the MTP layer: {}\n", one);
+  if (mtp.Offered() > 0) Append(&text, "by the MTP layer " + DraftsText(mtp));
+  if (found.Offered() > 0) Append(&text, "by prompt lookup " + DraftsText(found));
+  if (text.empty()) return text;
+  if (stats.draft_bytes > 0) {
+    const uint64_t accepted = std::max<uint64_t>(1, mtp.Accepted() + found.Accepted());
+    Append(&text, fmt::format("{} read for them alone, {} for each accepted",
+                              SizeText(stats.draft_bytes), SizeText(stats.draft_bytes / accepted)));
   }
-  if (const std::string one = DraftsText(found); !one.empty()) {
-    text += fmt::format("drafts by prompt lookup: {}\n", one);
-  }
-  if (stats.draft_bytes == 0) return text;
-  const uint64_t accepted = std::max<uint64_t>(1, mtp.Accepted() + found.Accepted());
-  return text + fmt::format("drafts: {} read for them alone, {} for each accepted\n",
-                            SizeText(stats.draft_bytes), SizeText(stats.draft_bytes / accepted));
+  return fmt::format("drafts: {}\n", text);
 }
 
 }  // namespace

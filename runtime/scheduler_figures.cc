@@ -14,7 +14,7 @@ std::string DraftsText(const DraftCounts& counts) {
         100 * static_cast<double>(counts.accepted[i]) / static_cast<double>(counts.offered[i]));
   }
   if (shares.empty()) return "";
-  return fmt::format("{} of {} accepted, {:.2f} a row; {} % of those at each position",
+  return fmt::format("{} of {} accepted ({:.2f} a row; {} % of those at each position)",
                      counts.Accepted(), counts.Offered(), counts.MeanLength(), shares);
 }
 

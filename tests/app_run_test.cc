@@ -142,7 +142,7 @@ TEST_CASE("-p prints a readable answer, and notes go elsewhere") {
     CHECK_FALSE(Contains(outcome.out, note));
   }
   CHECK(Contains(outcome.err, "1 line, 0 failed"));
-  CHECK(LineEnds(outcome.err) <= 10);
+  CHECK(LineEnds(outcome.err) <= 11);
 }
 
 TEST_CASE("several -p are answered under their prompts") {
@@ -184,7 +184,7 @@ TEST_CASE("a reader that goes away ends the run with 141 and no flood of message
   const ProgramOutcome outcome = program.Wait();
   CHECK(outcome.exit_code == 141);
   CHECK(outcome.signal == 0);
-  CHECK(LineEnds(outcome.err) <= 12);
+  CHECK(LineEnds(outcome.err) <= 13);
 }
 
 TEST_CASE("answers come although nobody reads the notes") {
