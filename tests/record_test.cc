@@ -348,7 +348,7 @@ TEST_CASE("figures and effective modes are in x_colibri") {
   CHECK(x["hit_rate"] == 0.5);
   CHECK(x["drafts_offered"] == 5);
   CHECK(x["drafts_accepted"] == 3);
-  CHECK(x["drafts_accepted_by_position"] == Json{2, 1, 0});
+  CHECK(x["drafts_accepted_by_position"] == Json::array({2, 1, 0}));
   CHECK(x["draft_bytes_read"] == 512);
   CHECK(x["cached_tokens"] == 8);
   CHECK(x["simd"] == "AVX2");
@@ -365,8 +365,9 @@ TEST_CASE("the bytes of a line depend on the request and the tokens alone") {
   other.created = 1;
   other.simd_target = "SSE4";
   other.model = "else";
-  const std::string there =
-      BuildRecord(request, choices, LineFigures{1, 2, 3, 0.5, 4, 4, 5}, other);
+  LineFigures figures{1, 2, 3, 0.5, {}, 4, 5};
+  figures.drafts.Add(4, 4);
+  const std::string there = BuildRecord(request, choices, figures, other);
   CHECK(here != there);
   CHECK(LineBytes(here) == LineBytes(there));
   CHECK(Keys(Json::parse(LineBytes(here))) == Words{"custom_id", "status", "choices", "usage"});
