@@ -128,6 +128,7 @@ class Governor {
   std::vector<Candidate> Gains(int32_t rows, std::span<const DraftAsker> asking);
   std::vector<Candidate> Probes(std::span<const DraftAsker> asking);
   Choice Best(int32_t rows, std::span<const Candidate> candidates, size_t most) const;
+  Choice BestSteps(int32_t rows, size_t most, std::vector<Candidate>* candidates) const;
   void JudgeMtp(int32_t rows, size_t asking);
   bool CheckDue(int32_t rows);
   bool Switch(int32_t rows, bool promised_end, bool promised_begin);

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -30,6 +31,7 @@ struct Machine {
   double draft_reads = 0.6;  // of an independent row: neighbours share experts
   double step = 1.3;         // a draft step, in layers
   double noise = 0.05;
+  int32_t room = 4;      // drafts for each sequence that a frame takes
   int32_t cold = 3;      // first sweeps that take double
   int32_t warming = 0;   // sweeps in which the time of one falls from twice what it is then
   bool measured = true;  // the drive and the processor apart
@@ -91,7 +93,7 @@ class Simulation {
         drafting[i].mtp = governor_.Keeps(drafting[i].sequence);
         drafting[i].lookup = Chance(machine_.found) ? 3 : 0;
       }
-      governor_.Choose(next, drafting, 4 * next);
+      governor_.Choose(next, drafting, machine_.room * next);
       making = Make(drafting, sweep);
     }
     result.sweeps = sweeps;
@@ -99,6 +101,8 @@ class Simulation {
     return result;
   }
   int32_t Drafted(size_t sequence) { return drafted_[sequence]; }
+  // Sweeps in which the MTP layer made step `step`, the first is 0.
+  int32_t Steps(size_t step) const { return steps_[step]; }
   int32_t LookedUp() const { return looked_up_; }
   const Governor& TheGovernor() const { return governor_; }
 
@@ -125,6 +129,7 @@ class Simulation {
           [&](const DraftAsker& asker) { return asker.kind == kMtpDrafts && asker.depth > step; }));
       figures.draft_rows[static_cast<size_t>(step)] = rows;
       if (rows > 0) {
+        ++steps_[static_cast<size_t>(step)];
         figures.draft_seconds += machine_.step * Time(rows, 0, sweep) / kLayers * Noise();
       }
     }
@@ -160,6 +165,7 @@ class Simulation {
   std::mt19937 random_;
   Governor governor_;
   std::map<size_t, int32_t> drafted_;
+  std::array<int32_t, kMaxDrafts> steps_ = {};
   int32_t looked_up_ = 0;
 };
 
@@ -253,6 +259,18 @@ TEST_CASE("wide sweeps that wait for the drive take every draft, those that comp
   const RunResult compute = Simulate(ComputeBound(), 0.3, 256, 200, 1);
   CHECK(compute.depth < 0.05);
   CHECK(compute.on < compute.sweeps / 10);
+}
+
+TEST_CASE(
+    "no further step is made for a few sequences whose second drafts are surer than first ones") {
+  Machine machine = DiskBound();
+  machine.step = 15;  // its experts take as long as those of a fifth of the layers
+  machine.room = 1;
+  machine.hits = [](uint32_t sequence, int32_t, int32_t) { return sequence < 8 ? 1 : 0.7; };
+  Simulation simulation(machine, 1);
+  simulation.Run(100, [](int32_t) { return 128; });
+  CHECK(simulation.Steps(0) > 60);
+  CHECK(simulation.Steps(1) < 10);
 }
 
 TEST_CASE("a sequence whose drafts hit has more of them than one whose drafts miss") {
