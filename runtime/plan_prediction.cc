@@ -51,7 +51,8 @@ std::string BytesText(double bytes) { return SizeText(static_cast<uint64_t>(byte
 double LayerExperts(const Model& model, const Model::ExpertClass& c) {
   const ModelConfig& config = model.Config();
   if (c.first_layer >= config.layers) return 0;
-  return c.last_layer < config.layers ? c.experts : c.experts - static_cast<uint32_t>(config.experts);
+  return c.last_layer < config.layers ? c.experts
+                                      : c.experts - static_cast<uint32_t>(config.experts);
 }
 
 double UnionShare(const Model& model, double rows) {
