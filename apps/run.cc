@@ -264,7 +264,7 @@ int Generate(Job job, Signals& signals) {
                   Prefetches(o, job.plan) ? "on" : "off"));
   if (o.drafts > 0 && !job.plan.resident.mtp) {
     Say(fmt::format("drafts by prompt lookup alone: {}",
-                    job.plan.mtp_outweighed ? "the MTP layer's memory gains more otherwise"
+                    job.plan.mtp_outweighed ? "here the MTP layer is not thought to gain; --draft N makes it"
                                             : "the model has no MTP layer"));
   }
   SharedTally tally;

@@ -36,6 +36,7 @@ SweepModel SweepModelOf(const Model& model, const Plan& p) {
   m.read_bytes = experts > 0 ? m.expert_bytes / experts : 0;
   m.resident = experts > 0 ? m.slots / experts : 1;
   SetChoices(c, &m);
+  m.layers = std::max(1.0, experts / std::max(1, c.experts));
   m.streamed_bytes = static_cast<double>(p.sweep_dense);
   if (p.kv_file > 0) {
     m.position_bytes = static_cast<double>(p.kv_file) / std::max(1, p.kv_pages) / p.page_tokens;

@@ -33,6 +33,7 @@ struct SweepModel {
   double expert_bytes = 0;     // of all experts that may be asked for
   double chosen = 0;           // top_k / experts
   double skew = 1;             // 0: all experts are as likely; 1: as unevenly as with 128 and more
+  double layers = 0;           // that these experts are of; 0: many
   double resident = 0;         // share of the experts that there are slots for
   double slots = 0;            // that is how many; 0: enough
   double read_bytes = 0;       // of one expert
@@ -42,8 +43,9 @@ struct SweepModel {
 
   double Union(double rows) const;  // share of the experts
   // The share of a union that is in memory when the share `held` of all experts is, those that are
-  // asked for most: one row finds far more than that share, a wide union just that.
-  double Hits(double rows, double held) const;
+  // asked for most: one row finds far more than that share, a wide union just that. Not those in
+  // whose slots the next layer's experts arrive early: `ahead` of its union, 0 to 1.
+  double Hits(double rows, double held, double ahead = 0) const;
 };
 
 struct SweepRows {
