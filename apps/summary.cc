@@ -48,6 +48,21 @@ std::string LinesText(std::string_view what, const std::vector<LineOutcome>& lin
   return list.empty() ? "" : fmt::format("{}: {}\n", what, list);
 }
 
+// One line, or nothing.
+std::string DraftsSummary(const EngineStats& stats) {
+  const DraftCounts &mtp = stats.scheduler.mtp_drafts, &found = stats.scheduler.looked_up;
+  std::string text;
+  if (mtp.Offered() > 0) Append(&text, "by the MTP layer " + DraftsText(mtp));
+  if (found.Offered() > 0) Append(&text, "by prompt lookup " + DraftsText(found));
+  if (text.empty()) return text;
+  if (stats.draft_bytes > 0) {
+    const uint64_t accepted = std::max<uint64_t>(1, mtp.Accepted() + found.Accepted());
+    Append(&text, fmt::format("{} read for them alone, {} for each accepted",
+                              SizeText(stats.draft_bytes), SizeText(stats.draft_bytes / accepted)));
+  }
+  return fmt::format("drafts: {}\n", text);
+}
+
 }  // namespace
 
 std::string LinesSummary(const Tally& tally, uint64_t tokens, double seconds) {
@@ -79,25 +94,6 @@ std::string PredictionSummary(const Plan& plan, uint64_t tokens, double seconds)
   return fmt::format("predicted {:.2f}, got {:.2f} tokens/s\n", plan.prediction->tokens_a_second,
                      Rate(static_cast<double>(tokens), seconds));
 }
-
-namespace {
-
-// One line, or nothing.
-std::string DraftsSummary(const EngineStats& stats) {
-  const DraftCounts &mtp = stats.scheduler.mtp_drafts, &found = stats.scheduler.looked_up;
-  std::string text;
-  if (mtp.Offered() > 0) Append(&text, "by the MTP layer " + DraftsText(mtp));
-  if (found.Offered() > 0) Append(&text, "by prompt lookup " + DraftsText(found));
-  if (text.empty()) return text;
-  if (stats.draft_bytes > 0) {
-    const uint64_t accepted = std::max<uint64_t>(1, mtp.Accepted() + found.Accepted());
-    Append(&text, fmt::format("{} read for them alone, {} for each accepted",
-                              SizeText(stats.draft_bytes), SizeText(stats.draft_bytes / accepted)));
-  }
-  return fmt::format("drafts: {}\n", text);
-}
-
-}  // namespace
 
 std::string MachineSummary(const EngineStats& stats, const Plan& plan) {
   const CacheStats& c = stats.cache;
