@@ -19,6 +19,8 @@ namespace {
 
 constexpr std::string_view kExtension = ".safetensors";
 constexpr size_t kMaxStamps = 4096;
+constexpr size_t kMaxStampsText =
+    kMaxStamps * 512;  // a name and a format each; parsed it is larger
 constexpr const char* kHolds =
     "a model directory holds config.json, tokenizer.json and shards such as out-00000.safetensors";
 
@@ -125,6 +127,9 @@ void Container::ReadHeader(uint32_t file) {
 
 void Container::AddStamps(const std::string& text, const std::string& path) {
   const std::string what = path + ": metadata colibri.fmt";
+  if (text.size() > kMaxStampsText) {
+    throw ModelError(fmt::format("{}: longer than {} bytes", what, kMaxStampsText));
+  }
   const nlohmann::json stamps = ParseStrictJson(text, what);
   if (!stamps.is_object()) throw ModelError(what + ": not an object");
   for (const auto& [name, value] : stamps.items()) {

@@ -20,6 +20,11 @@ using nlohmann::json;
 
 constexpr size_t kMaxNameBytes = 512;
 constexpr size_t kMaxRank = 8;
+// What is legal and of no use is bounded by count, as each costs more memory than its text: all of
+// GLM-5.2 has 118,654 tensors, and its shards one key.
+constexpr size_t kMaxTensors = 500'000;
+constexpr size_t kMaxMetadata = 65'536;
+constexpr size_t kMaxMetadataKey = 4096;
 constexpr std::string_view kFormatKey = "colibri.fmt";
 
 struct DTypeName {
@@ -104,9 +109,7 @@ class HeaderHandler final : public nlohmann::json_sax<json> {
     if (place_ == Place::kName) {
       StartTensor(value);
     } else if (place_ == Place::kMetadataKey) {
-      if (!metadata_keys_.insert(value).second) {
-        Fail(fmt::format("metadata key \"{}\" is given twice", Printable(value)));
-      }
+      AddMetadataKey(value);
       metadata_key_ = std::move(value);
       place_ = Place::kMetadataValue;
     } else {
@@ -172,6 +175,16 @@ class HeaderHandler final : public nlohmann::json_sax<json> {
   }
   bool Unexpected(const char* what) const { Fail(fmt::format("{} is out of place", what)); }
 
+  void AddMetadataKey(const std::string& key) {
+    if (key.size() > kMaxMetadataKey) Fail(fmt::format("a metadata key of {} bytes", key.size()));
+    if (!metadata_keys_.insert(key).second) {
+      Fail(fmt::format("metadata key \"{}\" is given twice", Printable(key)));
+    }
+    if (metadata_keys_.size() > kMaxMetadata) {
+      Fail(fmt::format("more than {} metadata keys", kMaxMetadata));
+    }
+  }
+
   void StartTensor(std::string& name) {
     if (name == "__metadata__") {
       if (metadata_seen_) Fail("__metadata__ is given twice");
@@ -179,6 +192,9 @@ class HeaderHandler final : public nlohmann::json_sax<json> {
       name_ = std::move(name);
       place_ = Place::kMetadata;
       return;
+    }
+    if (header_.tensors.size() == kMaxTensors) {
+      Fail(fmt::format("more than {} tensors", kMaxTensors));
     }
     if (name.size() > kMaxNameBytes || name.empty()) {
       Fail(fmt::format("a tensor name of {} bytes", name.size()));

@@ -23,11 +23,21 @@ constexpr size_t kBuffer = size_t{1} << 20;
 }  // namespace
 
 std::optional<std::string> ReadWholeFile(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // A pipe that nobody writes to would not be opened otherwise.
+  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0 && errno == ENOENT) return {};
   if (fd < 0) Fail("opening", path, errno);
+  struct stat info {};
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    close(fd);
+    throw IoError(fmt::format("{}: not a regular file", path));
+  }
   std::string text;
   for (;;) {
+    if (text.size() > kMostWholeFile) {
+      close(fd);
+      throw IoError(fmt::format("{}: longer than {} bytes", path, kMostWholeFile));
+    }
     const size_t old = text.size();
     text.resize(old + kBuffer);
     const ssize_t got = read(fd, text.data() + old, kBuffer);

@@ -192,6 +192,9 @@ class TextEncoder {
   std::vector<int32_t>* ids_;
 };
 
+// GLM-5.2's has 20 MB.
+constexpr size_t kMostFileBytes = 100'000'000;
+
 std::string ReadFile(const std::string& path) {
   CheckRegular(path);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
@@ -204,6 +207,9 @@ std::string ReadFile(const std::string& path) {
     text.resize(size + (size_t{1} << 20));
     got = std::fread(text.data() + size, 1, text.size() - size, file.get());
     text.resize(size + got);
+    if (text.size() > kMostFileBytes) {
+      throw ModelError(fmt::format("{}: longer than {} bytes", path, kMostFileBytes));
+    }
   } while (got > 0);
   if (std::ferror(file.get())) throw IoError(fmt::format("{}: {}", path, std::strerror(errno)));
   return text;

@@ -53,14 +53,34 @@ float LoadValue(const std::byte* at, WeightFormat format) {
   return value;
 }
 
-bool FiniteFloats(const std::byte* bytes, uint64_t size) {
+// Values whose exponent is all ones are infinite or no number.
+template <class Bits>
+bool Finite(const std::byte* bytes, uint64_t size, Bits exponent) {
   bool finite = true;
-  for (uint64_t i = 0; i < size; i += 4) {
-    uint32_t bits = 0;
+  for (uint64_t i = 0; i < size; i += sizeof(Bits)) {
+    Bits bits = 0;
     std::memcpy(&bits, bytes + i, sizeof(bits));
-    finite &= (bits & 0x7f800000U) != 0x7f800000U;
+    finite &= (bits & exponent) != exponent;
   }
   return finite;
+}
+
+bool FiniteFloats(const std::byte* bytes, uint64_t size) {
+  return Finite<uint32_t>(bytes, size, 0x7f800000);
+}
+
+// Of a matrix without scales.
+bool FiniteData(const PackedMatrix& m) {
+  switch (m.format) {
+    case WeightFormat::kF32:
+      return FiniteFloats(m.data, DataBytes(m));
+    case WeightFormat::kF16:
+      return Finite<uint16_t>(m.data, DataBytes(m), 0x7c00);
+    case WeightFormat::kBF16:
+      return Finite<uint16_t>(m.data, DataBytes(m), 0x7f80);
+    default:
+      return true;
+  }
 }
 
 std::string FullName(int32_t layer, const std::string& name) {
@@ -125,15 +145,18 @@ struct Loader {
   }
 };
 
-// A damaged download shows in the scales, and is cheaper found here than in fluent nonsense later.
-struct CheckScales {
+// A damaged download shows in the scales, or in values that have none, and is cheaper found here
+// than in fluent nonsense later: a router takes what is not a number for one expert less.
+struct CheckFinite {
   const Container& container;
   void Matrix(int32_t layer, const std::string& name, int64_t, int64_t, const PackedMatrix& m,
-              bool /*whole*/) {
-    if (!HasScales(m.format) || FiniteFloats(m.scales, ScaleBytes(m))) return;
-    const std::string full = FullName(layer, name) + ".qs";
-    throw ModelError(fmt::format("{}: {} has scales that are not finite",
-                                 container.Files().Path(container.Find(full)->file), full));
+              bool whole) {
+    const bool scaled = HasScales(m.format);
+    if (scaled ? FiniteFloats(m.scales, ScaleBytes(m)) : !whole || FiniteData(m)) return;
+    const std::string full = FullName(layer, name) + (scaled ? ".qs" : "");
+    throw ModelError(fmt::format("{}: {} has {} that are not finite",
+                                 container.Files().Path(container.Find(full)->file), full,
+                                 scaled ? "scales" : "values"));
   }
   void Vector(int32_t, const std::string&, int64_t, const std::vector<float>&) {}
 };
@@ -212,7 +235,7 @@ void Model::LoadDense(const DenseResidents& residents) {
   for (const PendingRead& read : loader.reads) {
     container_.Files().ReadExact(read.file, read.offset, read.into);
   }
-  Dense::VisitResident(*this, residents, CheckScales{container_});
+  Dense::VisitResident(*this, residents, CheckFinite{container_});
   arena_ = std::move(arena);
   residents_ = residents;
   head_data_.assign(head_blocks_.size(), nullptr);

@@ -1,6 +1,7 @@
 // Odd and hostile files in a model's folder, through colibri-run: what is no model ends with exit
 // code 3 and one line that names the file, in little memory; what is legal is answered. The rows of
-// "Hostile model files" in tests/README.md are these cases.
+// "Hostile model files" in tests/oddities.md are these cases.
+// Length: a third is the list of those files.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 
@@ -47,8 +48,8 @@ class LinkedModel {
 };
 
 ProgramOutcome Ask(const LinkedModel& model) {
-  return RunProgram("colibri-run",
-                    {"-m", model.Directory(), "-p", "Hello", "--max-tokens", "1", "--slots", "1"});
+  return RunProgram("colibri-run", {"-m", model.Directory(), "-p", "Hello", "--raw", "--max-tokens",
+                                    "6", "--temperature", "0", "--slots", "1"});
 }
 
 size_t Lines(const std::string& text) {
@@ -57,14 +58,14 @@ size_t Lines(const std::string& text) {
 
 // A file of a model, or a shard that comes beside its own.
 struct Hostile {
-  std::string oddity;  // its row in tests/README.md
+  std::string oddity;  // its row in tests/oddities.md
   std::string file;    // that is written
   std::string bytes;
   uint64_t size = 0;  // as large as that; 0: as large as its bytes
 };
 
 constexpr const char* kShard = "out-00009.safetensors";
-// Reading the demo model takes 60 MB; a hostile header is at most 100 MB of text, held twice.
+// Reading the demo model takes 60 MB, the text of a hostile header up to 100 MB.
 constexpr uint64_t kMostMemory = 300'000'000;
 
 std::string Header(const std::string& fields, const std::string& data = "abcd") {
@@ -73,6 +74,12 @@ std::string Header(const std::string& fields, const std::string& data = "abcd") 
 
 std::string Tensor(const std::string& dtype, const std::string& shape, const std::string& offsets) {
   return R"("dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets;
+}
+
+std::string Listed(int count, const std::function<std::string(int)>& entry) {
+  std::string text;
+  for (int i = 0; i < count; ++i) text += (i > 0 ? "," : "") + entry(i);
+  return text;
 }
 
 std::string Length(uint64_t bytes, const std::string& rest = "") {
@@ -95,6 +102,14 @@ std::string Config(const std::string& from, const std::string& to) {
   return Replaced("config.json", from, to);
 }
 
+// Of a config whose indexers are given by an offset and a frequency alone.
+std::string WithoutIndexerTypes(const std::string& from, const std::string& to) {
+  std::string text = Config(from, to);
+  const size_t key = text.find(R"("indexer_types")");
+  REQUIRE(key != std::string::npos);
+  return text.erase(key, text.find(',', text.find(']', key)) + 1 - key);
+}
+
 std::vector<Hostile> HostileShards() {
   const std::string t = Tensor("U8", "[4]", "[0,4]");
   std::string deep = R"({"t":)";
@@ -108,12 +123,14 @@ std::vector<Hostile> HostileShards() {
       {"header length 2^64-1", kShard, Length(UINT64_MAX, "{}")},
       {"header length 2^63", kShard, Length(uint64_t{1} << 63, "{}")},
       {"header length past the end by one", kShard, Length(3, "{}")},
+      {"header length over the limit", kShard, Length(100'000'001, "{}"), 200'000'000},
       {"Git LFS pointer", kShard, "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"},
       {"header that is not UTF-8", kShard, RawShard("{\"\x80\xff\":{" + t + "}}", kData)},
       {"byte order mark before the header", kShard, RawShard("\xEF\xBB\xBF{}")},
       {"zero byte in a name", kShard, RawShard(std::string("{\"a\0b\":{", 9) + t + "}}", kData)},
       {"header that is a list", kShard, RawShard("[]")},
       {"header that is a number", kShard, RawShard("12")},
+      {"header that is a string", kShard, RawShard(R"("t")")},
       {"header cut short", kShard, RawShard(R"({"t":{)")},
       {"bytes behind the header's end", kShard, RawShard(R"({"t":{)" + t + "}} x", kData)},
       {"key without quotes", kShard, RawShard("{t:{" + t + "}}", kData)},
@@ -123,11 +140,18 @@ std::vector<Hostile> HostileShards() {
       {"dtype given twice", kShard, Header(R"("dtype":"I8",)" + t)},
       {"shape given twice", kShard, Header(R"("shape":[4],)" + t)},
       {"offsets given twice", kShard, Header(R"("data_offsets":[0,4],)" + t)},
+      {"metadata given twice", kShard,
+       RawShard(R"({"__metadata__":{},"__metadata__":{},"t":{)" + t + "}}", kData)},
+      {"metadata key given twice", kShard,
+       RawShard(R"({"__metadata__":{"a":"1","a":"1"},"t":{)" + t + "}}", kData)},
       {"names equal after escapes", kShard,
        RawShard(R"({"t":{)" + t + R"(},"\u0074":{)" + t + "}}", kData)},
-      {"unknown dtype that is a number", kShard,
-       Header(R"("dtype":4,"shape":[4],"data_offsets":[0,4])")},
-      {"missing field", kShard, Header(R"("dtype":"U8","shape":[4])")},
+      {"unknown dtype", kShard, Header(Tensor("F33", "[1]", "[0,4]"))},
+      {"dtype that is a number", kShard, Header(R"("dtype":4,"shape":[4],"data_offsets":[0,4])")},
+      {"missing dtype", kShard, Header(R"("shape":[4],"data_offsets":[0,4])")},
+      {"missing shape", kShard, Header(R"("dtype":"U8","data_offsets":[0,4])")},
+      {"missing offsets", kShard, Header(R"("dtype":"U8","shape":[4])")},
+      {"no offsets", kShard, Header(Tensor("U8", "[4]", "[]"))},
       {"one offset", kShard, Header(Tensor("U8", "[4]", "[0]"))},
       {"three offsets", kShard, Header(Tensor("U8", "[4]", "[0,4,4]"))},
       {"offsets reversed", kShard, Header(Tensor("U8", "[4]", "[4,0]"))},
@@ -142,6 +166,8 @@ std::vector<Hostile> HostileShards() {
       {"minus zero", kShard, Header(Tensor("U8", "[4]", "[-0,4]"))},
       {"number with an exponent", kShard, Header(Tensor("U8", "[4e0]", "[0,4]"))},
       {"number with a fraction", kShard, Header(Tensor("U8", "[4.0]", "[0,4]"))},
+      {"dimension of 2^53 + 1", kShard,
+       Header(Tensor("U8", "[9007199254740993]", "[0,9007199254740993]"))},
       {"number as a string", kShard, Header(Tensor("U8", R"(["4"])", "[0,4]"))},
       {"shape of 1,000,000 dimensions", kShard,
        Header(Tensor("U8", "[" + rank + "]", "[0,1]"), "a")},
@@ -156,6 +182,25 @@ std::vector<Hostile> HostileShards() {
       {"file shorter than the last end", kShard, Header(t, "ab")},
       {"metadata that is no map of strings", kShard,
        RawShard(R"({"__metadata__":{"a":1},"t":{)" + t + "}}", kData)},
+      {"metadata key of 5,000 bytes", kShard,
+       RawShard(R"({"__metadata__":{")" + std::string(5000, 'a') + R"(":""},"t":{)" + t + "}}",
+                kData)},
+      {"65,537 metadata keys", kShard,
+       RawShard(R"({"__metadata__":{)" +
+                    Listed(65537, [](int i) { return fmt::format(R"("{}":"")", i); }) +
+                    R"(},"t":{)" + t + "}}",
+                kData)},
+      {"formats stamped in 3 MB", kShard,
+       RawShard(R"({"__metadata__":{"colibri.fmt":")" + std::string(3'000'000, '[') +
+                    R"("},"t":{)" + t + "}}",
+                kData)},
+      {"500,001 tensors", kShard,
+       RawShard("{" +
+                Listed(500001,
+                       [](int i) {
+                         return fmt::format(R"("{}":{{)", i) + Tensor("U8", "[0]", "[0,0]") + "}";
+                       }) +
+                "}")},
   };
 }
 
@@ -171,6 +216,11 @@ std::vector<Hostile> HostileJson() {
        Config(R"("n_routed_experts": 32)", R"("n_routed_experts": 0)")},
       {"config that has an expert more than the shards", config,
        Config(R"("n_routed_experts": 32)", R"("n_routed_experts": 33)")},
+      {"config with a negative rope offset", config,
+       Config(R"("qk_rope_head_dim": 16)", R"("qk_rope_head_dim": -16)")},
+      {"config with a negative indexer offset", config,
+       WithoutIndexerTypes(R"("index_skip_topk_offset": 3)", R"("index_skip_topk_offset": -3)")},
+      {"tokenizer of 10 GB", tokenizer, "", 10'000'000'000},
       {"tokenizer with an id that is no number", tokenizer,
        Replaced(tokenizer, R"("!": 0)", R"("!": "0")")},
       {"tokenizer with the id 2^31", tokenizer,
@@ -218,13 +268,23 @@ constexpr const char* kUp = "model.layers.2.mlp.experts.19.up_proj.weight.qs";
 std::vector<Hostile> HostileTensors() {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   constexpr float kInf = std::numeric_limits<float>::infinity();
-  const auto without = [](const std::string& name) {
-    StoredTensors tensors = DemoTensors(kMain);
+  const auto without = [](const std::string& shard, const std::string& name) {
+    StoredTensors tensors = DemoTensors(shard);
     REQUIRE(tensors.erase(name) == 1);
     return ShardOf(tensors);
   };
+  const auto empty = [](StoredTensor& t) {
+    t.bytes.clear();
+    t.shape = {0};
+  };
+  constexpr const char* kRouter = "model.layers.1.mlp.gate.weight";
   return {
-      {"a tensor is missing", kMain, without(kNorm)},
+      {"a tensor is missing", kMain, without(kMain, kNorm)},
+      {"scales of an expert are missing", kExperts, without(kExperts, kUp)},
+      {"a norm of no values", kMain, Changed(kMain, kNorm, empty)},
+      {"scales of an expert of no values", kExperts, Changed(kExperts, kUp, empty)},
+      {"a router's value that is not a number", kMain, Changed(kMain, kRouter, Set(7, kNan))},
+      {"a router's value that is infinite", kMain, Changed(kMain, kRouter, Set(7, -kInf))},
       {"a router with a row too few", kMain,
        Changed(kMain, "model.layers.1.mlp.gate.weight",
                [](StoredTensor& t) {
@@ -259,7 +319,7 @@ void CheckRefused(const std::string& test, const std::vector<Hostile>& files) {
     std::ofstream(model.Vacate(hostile.file), std::ios::binary) << hostile.bytes;
     if (hostile.size > 0) fs::resize_file(model.Directory() + "/" + hostile.file, hostile.size);
     const ProgramOutcome outcome = Ask(model);
-    CHECK(outcome.exit_code == 3);
+    CHECK_MESSAGE(outcome.exit_code == 3, outcome.err);
     CHECK(outcome.out.empty());
     CHECK((kAddressSanitizer || outcome.peak_bytes < kMostMemory));
     const std::string start = "colibri-run: " + model.Directory();
@@ -286,18 +346,19 @@ TEST_CASE("tensors that do not fit the config or each other are refused by name 
                HostileTensors());
 }
 
-// A shard beside the model's own: a header of this length, filled up with spaces, and this data.
-// Written in pieces: what a program ever held counts as its child's peak memory.
+// A shard beside the model's own: `header` and `after` with fillers between them, `length`
+// in all, and this data. Written in pieces: what a program ever held counts as its child's peak
+// memory.
 void AddShard(const LinkedModel& model, const std::string& header, size_t length,
-              const std::string& data) {
+              const std::string& data, char filler = ' ', const std::string& after = "") {
   std::ofstream file(model.Vacate(kShard), std::ios::binary);
   file << Length(length) << header;
-  for (size_t left = length - header.size(); left > 0;) {
+  for (size_t left = length - header.size() - after.size(); left > 0;) {
     const size_t now = std::min<size_t>(left, 1 << 20);
-    file << std::string(now, ' ');
+    file << std::string(now, filler);
     left -= now;
   }
-  file << data;
+  file << after << data;
 }
 
 std::string Answer(const LinkedModel& model) {
@@ -307,13 +368,17 @@ std::string Answer(const LinkedModel& model) {
   return outcome.out;
 }
 
-TEST_CASE("a header of nearly 100 MB and one of 100,000 tensors are read, the model answers") {
+TEST_CASE(
+    "a header of 100 MB, metadata of 50 and 100,000 tensors are read, and the model answers") {
   const Watchdog watchdog("large headers");
   const std::string plain = Answer(LinkedModel());
-  REQUIRE(!plain.empty());
-  const LinkedModel padded, many;
-  AddShard(padded, R"({"t":{)" + Tensor("U8", "[4]", "[0,4]") + "}}", 99'000'000, kData);
+  REQUIRE(plain.find_first_not_of(" \n") != std::string::npos);
+  const std::string t = R"("t":{)" + Tensor("U8", "[4]", "[0,4]") + "}";
+  const LinkedModel padded, stuffed, many;
+  AddShard(padded, "{" + t + "}", 100'000'000, kData);
   CHECK(Answer(padded) == plain);
+  AddShard(stuffed, R"({"__metadata__":{"a":")", 50'000'000, kData, 'x', R"("},)" + t + "}");
+  CHECK(Answer(stuffed) == plain);
   std::string header = "{";
   for (int i = 0; i < 100000; ++i) {
     header += fmt::format(R"({}"tiny.{}":{{)", i > 0 ? "," : "", i) +
@@ -324,9 +389,66 @@ TEST_CASE("a header of nearly 100 MB and one of 100,000 tensors are read, the mo
   CHECK(Answer(many) == plain);
 }
 
+TEST_CASE("of a tensor in two shards the first is used, and said; no index of shards is opened") {
+  const Watchdog watchdog("a tensor twice, an index");
+  const LinkedModel model;
+  const std::string plain = Answer(model);
+  StoredTensors norm = DemoTensors(kMain);
+  std::erase_if(norm, [](const auto& tensor) { return tensor.first != kNorm; });
+  Set(7, 1000)(norm.at(kNorm));
+  std::ofstream(model.Vacate(kShard), std::ios::binary) << ShardOf(norm);
+  REQUIRE(mkfifo(model.Vacate("model.safetensors.index.json").c_str(), 0600) == 0);
+  const ProgramOutcome outcome = Ask(model);
+  CHECK(outcome.exit_code == 0);
+  CHECK(outcome.out == plain);
+  CHECK_MESSAGE(Contains(outcome.err, std::string(kNorm) + " is in "), outcome.err);
+  CHECK_MESSAGE(Contains(outcome.err, "the first is used"), outcome.err);
+}
+
+TEST_CASE("tensors that start at odd bytes of their shard are read as others, also directly") {
+  const Watchdog watchdog("odd starts");
+  const LinkedModel model;
+  const std::string plain = Answer(model);
+  for (const char* shard : {kMain, kExperts}) {
+    std::string bytes = ShardOf(DemoTensors(shard));
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof(length));
+    const uint64_t more = 1 + length % 2;
+    bytes.replace(0, 8, Length(length + more)).insert(8 + length, more, ' ');
+    std::ofstream(model.Vacate(shard), std::ios::binary) << bytes;
+  }
+  for (const char* direct : {"on", "off"}) {
+    for (const char* resident : {"all", "none"}) {
+      const ProgramOutcome outcome =
+          RunProgram("colibri-run", {"-m", model.Directory(), "-p", "Hello", "--raw",
+                                     "--max-tokens", "6", "--temperature", "0", "--slots", "1",
+                                     "--direct", direct, "--resident", resident});
+      CHECK_MESSAGE(outcome.exit_code == 0, outcome.err);
+      CHECK(outcome.out == plain);
+    }
+  }
+}
+
+// Sets a scale of the up projection of these experts of a layer.
+std::string WithScales(int layer, const std::function<bool(int)>& of, float value) {
+  StoredTensors tensors = DemoTensors(kExperts);
+  int found = 0;
+  for (int e = 0; e < 32; ++e) {
+    const auto t =
+        tensors.find(fmt::format("model.layers.{}.mlp.experts.{}.up_proj.weight.qs", layer, e));
+    if (t == tensors.end() || !of(e)) continue;
+    Set(7, value)(t->second);
+    ++found;
+  }
+  REQUIRE(found > 0);
+  return ShardOf(tensors);
+}
+
 TEST_CASE("scales of zero are numbers like others") {
   const LinkedModel model;
-  std::ofstream(model.Vacate(kExperts), std::ios::binary) << Changed(kExperts, kUp, Set(7, 0));
+  const std::string bytes = WithScales(
+      3, [](int) { return true; }, 0);
+  std::ofstream(model.Vacate(kExperts), std::ios::binary) << bytes;
   CHECK(!Answer(model).empty());
 }
 
@@ -339,27 +461,34 @@ std::vector<std::string> Said(const ProgramOutcome& outcome) {
   return said;
 }
 
+// Two lines, of which an expert is asked for by both, one or none.
+ProgramOutcome TwoLines(const LinkedModel& model) {
+  return RunProgram("colibri-run",
+                    {"-m", model.Directory(), "--max-tokens", "1", "--raw", "--temperature", "0",
+                     "--slots", "1", "--ram", "200MB", "-i", "-", "--input-format", "lines"},
+                    "Hello\nThe sea\n");
+}
+
 TEST_CASE("a scale of an expert that is not a number fails the lines that use it, by name") {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const Watchdog watchdog("scales of experts");
   const LinkedModel model;
-  StoredTensors tensors = DemoTensors(kExperts);
-  for (auto& tensor : tensors) {
-    if (Contains(tensor.first, "layers.3.mlp.experts") && Contains(tensor.first, "up_proj") &&
-        Contains(tensor.first, ".qs")) {
-      Set(7, std::numeric_limits<float>::quiet_NaN())(tensor.second);
-    }
-  }
-  std::ofstream(model.Vacate(kExperts), std::ios::binary) << ShardOf(tensors);
-  const ProgramOutcome outcome =
-      RunProgram("colibri-run",
-                 {"-m", model.Directory(), "--max-tokens", "2", "--slots", "1", "--ram", "200MB",
-                  "-i", "-", "--input-format", "lines"},
-                 "Hello\nThe sea\n");
-  CHECK(outcome.exit_code == 1);
-  const std::vector<std::string> said = Said(outcome);
-  REQUIRE(said.size() == 2);
-  for (const std::string& one : said) {
+  const auto damaged = [&](const std::function<bool(int)>& of) {
+    std::ofstream(model.Vacate(kExperts), std::ios::binary) << WithScales(3, of, kNan);
+    return Said(TwoLines(model));
+  };
+  const std::vector<std::string> all = damaged([](int) { return true; });
+  REQUIRE(all.size() == 2);
+  for (const std::string& one : all) {
     CHECK_MESSAGE(Contains(one, "are not finite in layer 3"), one);
   }
+  bool one_alone = false;
+  for (int e = 0; e < 32 && !one_alone; ++e) {
+    const std::vector<std::string> said = damaged([e](int expert) { return expert == e; });
+    REQUIRE(said.size() == 2);
+    one_alone = (said[0] == "answered") != (said[1] == "answered");
+  }
+  CHECK(one_alone);
 }
 
 TEST_CASE("a scale that is read with each sweep and not a number fails the lines, by its shard") {
@@ -408,21 +537,38 @@ TEST_CASE("a shard that shrinks while it is read fails the lines that need it, b
   CHECK_MESSAGE(Contains(said[1], kExperts), said[1]);
 }
 
-TEST_CASE("a pipe, a folder or a device in the place of a model's JSON file is refused by name") {
+void Put(std::string_view kind, const std::string& path) {
+  if (kind == "pipe") {
+    REQUIRE(mkfifo(path.c_str(), 0600) == 0);
+  } else if (kind == "folder") {
+    fs::create_directory(path);
+  } else {
+    fs::create_symlink("/dev/zero", path);
+  }
+}
+
+TEST_CASE("a pipe, a folder or a device in the place of a model's counts is said, and let be") {
+  const Watchdog watchdog("counts that are no file");
+  for (const char* kind : {"pipe", "folder", "device"}) {
+    CAPTURE(kind);
+    const LinkedModel model;
+    Put(kind, model.Vacate(".coli_usage"));
+    const ProgramOutcome outcome = Ask(model);
+    CHECK(outcome.exit_code == 0);
+    CHECK((kAddressSanitizer || outcome.peak_bytes < kMostMemory));
+    CHECK_MESSAGE(Contains(outcome.err, ".coli_usage: not a regular file; the run goes on"),
+                  outcome.err);
+  }
+}
+
+TEST_CASE("a pipe, a folder or a device in the place of a model's file is refused by name") {
   const Watchdog watchdog("a model file that is none");
-  for (const char* name : {"config.json", "tokenizer.json", "generation_config.json"}) {
+  for (const char* name : {"config.json", "tokenizer.json", "generation_config.json", kShard}) {
     for (const char* kind : {"pipe", "folder", "device"}) {
       CAPTURE(name);
       CAPTURE(kind);
       const LinkedModel model;
-      const std::string path = model.Vacate(name);
-      if (std::string_view(kind) == "pipe") {
-        REQUIRE(mkfifo(path.c_str(), 0600) == 0);
-      } else if (std::string_view(kind) == "folder") {
-        fs::create_directory(path);
-      } else {
-        fs::create_symlink("/dev/zero", path);
-      }
+      Put(kind, model.Vacate(name));
       const ProgramOutcome outcome = Ask(model);
       CHECK(outcome.exit_code == 3);
       CHECK(outcome.out.empty());

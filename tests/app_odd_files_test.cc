@@ -1,5 +1,5 @@
 // Odd prompt files: their bytes, line ends, sizes and kinds. What each gets is said in
-// tests/README.md.
+// tests/oddities.md.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// The table of input oddities in tests/README.md as tests use it: what a row says is what the
+// The table of input oddities in tests/oddities.md as tests use it: what a row says is what the
 // program has to answer, so that table and program cannot differ. Threads: pure functions.
 #pragma once
 
@@ -25,7 +25,7 @@ struct TableRow {
   std::string test;  // "program: case"
 };
 
-// The rows of all tables of tests/README.md whose head is | oddity | what it gets | test |.
+// The rows of all tables of tests/oddities.md whose head is | oddity | what it gets | test |.
 inline std::vector<TableRow> OddityTable() {
   const auto cells = [](std::string_view line) {
     std::vector<std::string> all;
@@ -44,7 +44,7 @@ inline std::vector<TableRow> OddityTable() {
     return all;
   };
   std::vector<TableRow> rows;
-  std::istringstream text(ReadWhole(std::string(COLIBRI_SOURCE_DIR) + '/' + "tests/README.md"));
+  std::istringstream text(ReadWhole(std::string(COLIBRI_SOURCE_DIR) + '/' + "tests/oddities.md"));
   bool inside = false;
   for (std::string line; std::getline(text, line);) {
     const std::vector<std::string> row = cells(line);
