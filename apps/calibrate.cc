@@ -23,6 +23,7 @@ namespace {
 
 // Drives answer evenly within such a time; one that is shared does not in any.
 constexpr double kDriveSeconds = 0.7;
+constexpr uint64_t kLeastReads = 8;  // in that time
 // Small models are read again and again until the time has gone by, or so many bytes.
 constexpr uint64_t kMostRead = uint64_t{8} << 30;
 // While measuring: a part of the budget, within it beside the process as it is, and no more than
@@ -72,6 +73,11 @@ double MeasureDrive(const RunOptions& o, const PlanRequest& request) {
     widest = std::max(widest, model.Expert(i).slot_bytes);
   }
   if (items.empty()) throw IoError("the model has no experts to read");
+  // Under a low limit that would take for ever, and it is the limit that would be measured.
+  if (o.io_limit > 0 &&
+      static_cast<double>(o.io_limit) * kDriveSeconds < static_cast<double>(kLeastReads * widest)) {
+    return static_cast<double>(o.io_limit);
+  }
   std::mt19937 random(1);
   std::shuffle(items.begin(), items.end(), random);
   const size_t once = items.size();

@@ -466,7 +466,8 @@ void CheckCombinations(FlagSet& flags, const RunOptions& options) {
   RefuseIf(file && options.input.empty(), "-i: an empty name is no file");
   RefuseIf(options.output.empty(), "-o: an empty name is no file");
   RefuseIf(prompts && flags.Given("--input-format"), "--input-format is for -i, not for -p");
-  RefuseIf(options.raw && options.input_format == InputFormat::kJsonl,
+  const auto format = options.input_format ? options.input_format : FormatFromName(options.input);
+  RefuseIf(options.raw && format == InputFormat::kJsonl,
            "--raw is for plain prompts: in jsonl the url of each line decides");
   RefuseIf(options.raw && (flags.Given("--thinking") || flags.Given("--effort")),
            "--raw uses no chat template: --thinking and --effort have no place in it");

@@ -115,17 +115,23 @@ Manifest ManifestOf(const RunOptions& o, const Model& model, const Plan& plan,
   return manifest;
 }
 
-void SayFormat(InputFormat format) {
-  Say(fmt::format("input: {}", format == InputFormat::kJsonl ? "jsonl" : "lines"));
+// With a name or flag that says jsonl --raw is refused; the first character comes too late for
+// that.
+void SayFormat(InputFormat format, bool raw) {
+  const bool jsonl = format == InputFormat::kJsonl;
+  Say(fmt::format(
+      "input: {}{}", jsonl ? "jsonl" : "lines",
+      jsonl && raw ? "; --raw has no meaning there, the url of each line decides" : ""));
 }
 
 PromptSource::Options SourceOptionsOf(const RunOptions& o, int input, const std::string& name) {
   PromptSource::Options options;
   options.fd = input;
   options.format = GivenFormat(o);
-  if (options.format && input >= 0) SayFormat(*options.format);
+  const auto say = [raw = o.raw](InputFormat format) { SayFormat(format, raw); };
+  if (options.format && input >= 0) say(*options.format);
   options.prompts = o.prompts;
-  options.on_format = SayFormat;
+  options.on_format = say;
   options.our_model = name;
   options.on_other_model = [name](const std::string& asked) {
     Say(fmt::format("lines ask for model \"{}\": {} answers", asked, name));
@@ -264,8 +270,9 @@ int Generate(Job job, Signals& signals) {
                   Prefetches(o, job.plan) ? "on" : "off"));
   if (o.drafts > 0 && !job.plan.resident.mtp) {
     Say(fmt::format("drafts by prompt lookup alone: {}",
-                    job.plan.mtp_outweighed ? "here the MTP layer is not thought to gain; --draft N makes it"
-                                            : "the model has no MTP layer"));
+                    job.plan.mtp_outweighed
+                        ? "here the MTP layer is not thought to gain; --draft N makes it"
+                        : "the model has no MTP layer"));
   }
   SharedTally tally;
   OutputWriter::Options writer_options;

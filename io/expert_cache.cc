@@ -300,8 +300,9 @@ void ExpertCache::Impl::DropHint(uint32_t item) {
 void ExpertCache::Impl::MarkUsed(Entry& entry, uint32_t item) {
   if (!entry.hint_read || entry.used) return;
   entry.used = true;
+  if (entry.state != State::kReady) return;  // once it is there
   ++stats.hints_used;
-  if (entry.state == State::kReady) stats.bytes_prefetch_used += Bytes(items[item]);
+  stats.bytes_prefetch_used += Bytes(items[item]);
 }
 
 void ExpertCache::Impl::Succeeded(Entry& entry, uint32_t item) {
@@ -318,6 +319,7 @@ void ExpertCache::Impl::Succeeded(Entry& entry, uint32_t item) {
   ++stats.hints_read;
   stats.bytes_prefetch += bytes;
   if (entry.used) {
+    ++stats.hints_used;
     stats.bytes_prefetch_used += bytes;
   } else if (entry.hinted_for.empty()) {
     in.policy->Forget(entry.slot);  // refuted while it was being read

@@ -306,6 +306,7 @@ TEST_CASE("combinations that make no sense are refused by name") {
   CHECK(Refused({"-m", "d", "-p", "x", "--input-format", "lines"}).find("--input-format") !=
         std::string::npos);
   CHECK(RefusedBy({"--raw", "--input-format", "jsonl"}, "--raw"));
+  CHECK(RefusedBy({"--raw"}, "--raw"));  // by the name of the file
   CHECK(RefusedBy({"--raw", "--thinking", "off"}, "--raw"));
   CHECK(RefusedBy({"--raw", "--effort", "high"}, "--raw"));
   CHECK(RefusedBy({"--thinking", "off", "--effort", "high"}, "--thinking off contradicts"));

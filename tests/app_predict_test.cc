@@ -14,6 +14,7 @@
 #include "tests/run_program.h"
 #include "tests/shard_files.h"
 #include "tests/temp_dir.h"
+#include "tests/watchdog.h"
 
 namespace colibri {
 namespace {
@@ -120,6 +121,16 @@ TEST_CASE("the speed of the drive given by hand is what the prediction reckons w
   const double slow = predicted("1MB/s"), fast = predicted("2MB/s");
   CHECK(slow < 10);
   CHECK(fast == doctest::Approx(2 * slow).epsilon(0.1));
+}
+
+TEST_CASE(
+    "under a limit that hardly lets an expert through it is the limit that is reckoned with") {
+  const TempDir dir;
+  const Watchdog watchdog("a low --io-limit");
+  Words all = {"-m", kModel, "--plan", "--ram", "400MB", "--io-limit", "10"};
+  const ProgramOutcome outcome = RunProgram("colibri-run", all, "", Predicting(dir.Path("")));
+  CHECK(outcome.exit_code == 0);
+  CHECK(Contains(outcome.out, "predicted"));
 }
 
 TEST_CASE("where no cache can be written speeds are measured and nothing fails") {
