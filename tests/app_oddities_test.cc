@@ -1,6 +1,6 @@
 // Odd lines of a batch file, each between two good ones that have to be answered as if it were not
-// there. What a line gets is said by its row of tests/oddities.md. Two runs a theme: all lines; and,
-// one after the other, the good ones with the plain form of those odd ones that are answered.
+// there. What a line gets is said by its row of tests/oddities.md. Two runs a theme: all lines;
+// and, one after the other, the good ones with the plain form of those odd ones that are answered.
 // Length: the lines are a table.
 #include <array>
 #include <map>
