@@ -614,9 +614,14 @@ Plan MakePlan(const Model& model, const PlanRequest& asked) {
   if (p.kv > r.kv_ram.value_or(UINT64_MAX)) {
     Plan smallest = p;
     if (r.kv_space > 0) SetStreamedPages(model, r, Pages(p.context, p.page_tokens), 0, &smallest);
-    throw UsageError(fmt::format("--kv-ram {}: KV takes {} at least{}", SizeText(*r.kv_ram),
-                                 SizeText(std::min(p.kv, smallest.kv)),
-                                 r.kv_space == 0 ? ", without a file (--kv-dir)" : ""));
+    // Rounded up, so that it does what it says.
+    const uint64_t least = std::min(p.kv, smallest.kv);
+    throw UsageError(
+        fmt::format("--kv-ram {}: KV takes {} at least{}{}; --kv-ram {}kB would do{}",
+                    SizeText(*r.kv_ram), SizeText(least),
+                    p.sequences > 1 ? fmt::format(" with {} answers at once", p.sequences) : "",
+                    r.kv_space == 0 ? ", without a file (--kv-dir)" : "", least / 1000 + 1,
+                    p.sequences > 1 ? ", or a lower --max-seqs" : ""));
   }
   p.positions_a_row = PositionsARow(r, p);
   if (r.speeds) p.prediction = PredictionOf(model, r, p);

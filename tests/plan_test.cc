@@ -656,6 +656,14 @@ TEST_CASE("a memory for KV by hand is not exceeded, and what it lacks is on the 
   r.kv_ram = 1000;
   CHECK(Contains(Refusal(r), "--kv-ram 1 kB: KV takes "));
   CHECK_FALSE(Contains(Refusal(r), "--kv-dir"));
+  // What would do does.
+  const std::string refusal = Refusal(r);
+  constexpr std::string_view kBefore = "; --kv-ram ";
+  const size_t at = refusal.find(kBefore);
+  REQUIRE(at != std::string::npos);
+  r.kv_ram = 1000 * std::stoull(refusal.substr(at + kBefore.size()));
+  CHECK(MakePlan(SmallModel(), r).kv <= *r.kv_ram);
+  r.kv_ram = 1000;
   r.kv_space = 0;
   CHECK(Contains(Refusal(r), "without a file (--kv-dir)"));
 }
