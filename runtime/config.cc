@@ -32,7 +32,7 @@ constexpr int64_t kMaxWidth = 1 << 20;  // hidden, latents, FFN widths
 constexpr int64_t kMaxHeads = 65536;
 constexpr int64_t kMaxHeadDim = 65536;
 constexpr int64_t kMaxSide = 1 << 30;      // products such as heads * head width
-constexpr size_t kMaxFileBytes = 1 << 20;  // GLM-5.2's config has 4 kB; parsed, 30 times as much
+constexpr size_t kMaxFileBytes = 1 << 20;  // a config has a few kB; parsed, it grows
 
 // One object of a JSON file with typed access; messages name the file, the key and the value.
 class Keys {
