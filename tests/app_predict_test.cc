@@ -92,7 +92,7 @@ TEST_CASE("a run measures once, predicts, and says at its end what came of it") 
   const ino_t written = InodeOf(file);
 
   const ProgramOutcome second = Run({}, Predicting(dir.Path("")));
-  // Under ASan a run that has measured is larger, so that its plan may be a smaller one.
+  // Under ASan a run that has measured is thought to be larger, and its plan a smaller one.
   CHECK((kAddressSanitizer || NumberAfter(second.err, "; predicted: ") == predicted));
   CHECK(InodeOf(file) == written);  // remembered, so nothing was written
 
