@@ -1,11 +1,15 @@
 // colibri-bench: measures and checks. Each subcommand is a function in bench/.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "apps/flags.h"
@@ -42,6 +46,17 @@ const std::vector<std::string>& NaturalPrompts() {
   return kPrompts;
 }
 
+// Sizes as colibri-run reads them, where GB is 10^9 bytes.
+CLI::Validator SizeValue() {
+  const auto to_bytes = [](std::string& text) {
+    const std::optional<uint64_t> bytes = ParseSize(text);
+    if (!bytes) return fmt::format("{} is not a size such as 64MiB", text);
+    text = std::to_string(*bytes);
+    return std::string();
+  };
+  return {to_bytes, "SIZE"};
+}
+
 struct PipelineFlags {
   int32_t prompts = 8, tokens = 32, prompt_tokens = 0;
   std::vector<int32_t> sequences;
@@ -50,22 +65,20 @@ struct PipelineFlags {
   bool json = false, csv = false, markdown = false;
 };
 
-// The pipeline's own flags are taken here; the others are colibri-run's.
-// Those about prompts, answers and their order mean nothing here and are refused.
+// Flags of colibri-run that the pipeline takes beside its own. Those about prompts, answers and
+// their order mean nothing here and are refused.
+constexpr auto kRunFlags = std::to_array<std::string_view>(
+    {"-m",         "--model",        "--ctx-size",  "--ram",        "--slots",
+     "--resident", "--kv-ram",       "--kv-dir",    "--kv",         "--threads",
+     "--max-rows", "--prefill-rows", "--max-seqs",  "--frames",     "--io",
+     "--direct",   "--io-depth",     "--io-limit",  "--prefetch",   "--prefetch-depth",
+     "--draft",    "--cache-policy", "--attention", "--activations"});
+
 RunOptions RunOptionsOf(std::vector<std::string> arguments) {
   for (const std::string& argument : arguments) {
-    static const std::vector<std::string> kPipeline = {
-        "-m",         "--model",        "--ctx-size",
-        "--ram",      "--slots",        "--attention",
-        "--threads",  "--frames",       "--max-rows",
-        "--max-seqs", "--io",           "--prefill-rows",
-        "--io-depth", "--io-limit",     "--direct",
-        "--prefetch", "--kv",           "--prefetch-depth",
-        "--draft",    "--cache-policy", "--activations",
-        "--kv-ram",   "--kv-dir"};
     const std::string name = argument.substr(0, argument.find('='));
     if (name.starts_with("-") &&
-        std::find(kPipeline.begin(), kPipeline.end(), name) == kPipeline.end()) {
+        std::find(kRunFlags.begin(), kRunFlags.end(), name) == kRunFlags.end()) {
       throw UsageError(fmt::format("pipeline: {} has no meaning here", name));
     }
   }
@@ -190,7 +203,8 @@ void AddMakeModelFlags(CLI::App* sub, MakeModelOptions* make, std::string* exper
   sub->add_option("--dense-format", *dense_format, "int4-g64, int4-row or int8");
   sub->add_flag("!--no-mtp", m.mtp, "Leave the MTP layer out");
   sub->add_flag("!--no-indexer", m.indexer, "Leave the indexer out");
-  sub->add_option("--shard-bytes", m.shard_bytes, "Size at which a shard ends");
+  sub->add_option("--shard-bytes", m.shard_bytes, "Size at which a shard ends")
+      ->transform(SizeValue());
   sub->add_option("--seed", m.seed, "Seed of the weights");
   sub->add_flag("--holes", m.holes, "Zeros that take no room on the drive in place of weights");
   sub->add_option("--tokenizer-from", m.tokenizer_from, "Model folder whose tokenizer is copied")
@@ -225,8 +239,7 @@ void AddKernelsFlags(CLI::App* sub, KernelsOptions* o, int* code) {
       ->check(CLI::Range(1, 1024));
   sub->add_option("--repetitions", o->repetitions, "The medians are of so many")
       ->check(CLI::Range(1, 1000));
-  sub->add_option("--bytes", o->bytes, "Of weights that take turns")
-      ->transform(CLI::AsSizeValue(false));
+  sub->add_option("--bytes", o->bytes, "Of weights that take turns")->transform(SizeValue());
   sub->add_flag("!--no-attention", o->attention, "Products only");
   AddFormatFlags(sub, &o->format);
   sub->callback([o, code] { *code = RunKernels(*o); });
@@ -240,14 +253,14 @@ void AddIoFlags(CLI::App* sub, IoBenchOptions* o, int* code) {
   CLI::Option* file = sub->add_option("--file", o->file, "Any file instead of a model's experts");
   file->excludes(model);
   sub->add_option("--piece", o->piece, "Bytes of the file that are read as one expert")
-      ->transform(CLI::AsSizeValue(false))
+      ->transform(SizeValue())
       ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30));
   list("--depth", &o->depths, "Segments in flight")->check(CLI::Range(1, 1024));
   list("--backend", &o->backends, "uring, pread")->check(CLI::IsMember({"uring", "pread"}));
   list("--reads", &o->reads, "direct, buffered")->check(CLI::IsMember({"direct", "buffered"}));
   list("--order", &o->orders, "file, random")->check(CLI::IsMember({"file", "random"}));
   sub->add_option("--bytes", o->bytes, "Read for each figure, over all repetitions")
-      ->transform(CLI::AsSizeValue(false));
+      ->transform(SizeValue());
   sub->add_option("--repetitions", o->repetitions, "The medians are of so many")
       ->check(CLI::Range(1, 1000));
   AddFormatFlags(sub, &o->format);
@@ -352,12 +365,13 @@ int Run(int argc, char** argv) {
 
   std::string dump = "mermaid";
   sub = app.add_subcommand("graph", "The flow graph as it is wired");
-  sub->add_option("--dump", dump, "mermaid or dot")->required();
+  sub->add_option("--dump", dump, "mermaid or dot")->capture_default_str();
   sub->callback([&] { fmt::print("{}", GraphPicture(dump)); });
 
   PipelineFlags pipeline;
   CLI::App* pipe = app.add_subcommand(
-      "pipeline", "Run prompts and show where the time goes (further flags: as colibri-run)");
+      "pipeline", "Run prompts and show where the time goes: -m DIR and the flags below");
+  pipe->footer(fmt::format("As in colibri-run: {}", fmt::join(kRunFlags, " ")));
   pipe->add_option("--prompts", pipeline.prompts, "How many prompts")->check(CLI::Range(1, 100000));
   pipe->add_option("--tokens", pipeline.tokens, "Tokens generated for each")
       ->check(CLI::Range(1, 1 << 20));

@@ -316,7 +316,8 @@ class FlagSet {
            "Dense weights kept in memory, the others are read with every sweep (default: auto)",
            [this](const std::string& text) { return SetResident(text); });
     Value("--kv-dir", &options_.kv_dir,
-          "Directory for KV pages that are not kept in memory (default: that of the output)")
+          "Directory for KV pages that are not kept in memory (default: that of the output, or "
+          "the current one)")
         ->type_name("DIR");
     Parsed("--kv-ram", "SIZE|auto|all", "a size such as 16GB, auto or all",
            "Memory for KV pages; those of further layers are on the drive (default: auto)",
@@ -552,10 +553,10 @@ std::optional<int32_t> ParseTokens(std::string_view text) {
 }
 
 ParsedCommandLine ParseRunCommandLine(const std::vector<std::string>& arguments) {
-  if (arguments.empty()) return {{}, 2, kUsage};
   RunOptions options;
   FlagSet flags(&options);
   options.from_environment = flags.FromEnvironment(arguments);
+  if (arguments.empty() && options.from_environment.empty()) return {{}, 2, kUsage};
   const auto refused = [from = options.from_environment](const char* what) {
     return ParsedCommandLine{
         {}, 2, fmt::format("colibri-run: {}\n{}", NameVariables(what, from), kUsage)};

@@ -90,7 +90,7 @@ std::string LinesSummary(const Tally& tally, uint64_t tokens, double seconds) {
 }
 
 std::string PredictionSummary(const Plan& plan, uint64_t tokens, double seconds) {
-  if (!plan.prediction) return {};
+  if (!plan.prediction || tokens == 0) return {};
   return fmt::format("predicted {:.2f}, got {:.2f} tokens/s\n", plan.prediction->tokens_a_second,
                      Rate(static_cast<double>(tokens), seconds));
 }

@@ -512,6 +512,29 @@ Plan WeighMtp(const Model& model, PlanRequest* r, const Plan& empty) {
   return p;
 }
 
+// The same within --kv-ram: windows of the pages on the drive grow with the answers at once, so
+// fewer of them are tried where their number is not given.
+Plan WithinKvRam(const Model& model, PlanRequest* r, const Plan& empty) {
+  const uint64_t most = r->kv_ram.value_or(UINT64_MAX);
+  const PlanRequest given = *r;
+  Plan p = WeighMtp(model, r, empty);
+  while (p.kv > most && given.sequences == 0 && p.sequences > 1) {
+    *r = given;
+    r->sequences = p.sequences / 2;
+    p = WeighMtp(model, r, empty);
+  }
+  if (p.kv <= most) return p;
+  Plan smallest = p;
+  if (r->kv_space > 0) SetStreamedPages(model, *r, Pages(p.context, p.page_tokens), 0, &smallest);
+  // Rounded up, so that it does what it says.
+  const uint64_t least = std::min(p.kv, smallest.kv);
+  throw UsageError(fmt::format(
+      "--kv-ram {}: KV takes {} at least{}{}; --kv-ram {}kB would do{}", SizeText(*r->kv_ram),
+      SizeText(least), p.sequences > 1 ? fmt::format(" with {} answers at once", p.sequences) : "",
+      r->kv_space == 0 ? ", without a file (--kv-dir)" : "", least / 1000 + 1,
+      p.sequences > 1 ? ", or a lower --max-seqs" : ""));
+}
+
 using Note = std::function<void(const std::string& flag, const std::string& why, uint64_t bytes)>;
 
 // What was asked for beyond what the input can use: cut, or, for the context, which answers depend
@@ -610,19 +633,7 @@ Plan MakePlan(const Model& model, const PlanRequest& asked) {
   p.base = ProcessBytes(asked.threads);
   PlanRequest r = CutToUse(asked, p.context);
   p.frames = r.frames;
-  p = WeighMtp(model, &r, p);
-  if (p.kv > r.kv_ram.value_or(UINT64_MAX)) {
-    Plan smallest = p;
-    if (r.kv_space > 0) SetStreamedPages(model, r, Pages(p.context, p.page_tokens), 0, &smallest);
-    // Rounded up, so that it does what it says.
-    const uint64_t least = std::min(p.kv, smallest.kv);
-    throw UsageError(
-        fmt::format("--kv-ram {}: KV takes {} at least{}{}; --kv-ram {}kB would do{}",
-                    SizeText(*r.kv_ram), SizeText(least),
-                    p.sequences > 1 ? fmt::format(" with {} answers at once", p.sequences) : "",
-                    r.kv_space == 0 ? ", without a file (--kv-dir)" : "", least / 1000 + 1,
-                    p.sequences > 1 ? ", or a lower --max-seqs" : ""));
-  }
+  p = WithinKvRam(model, &r, p);
   p.positions_a_row = PositionsARow(r, p);
   if (r.speeds) p.prediction = PredictionOf(model, r, p);
   for (const SlotClass& s : p.slot_classes) p.slot_total += s.count;

@@ -46,10 +46,11 @@ std::string SizeText(uint64_t bytes) {
 std::string Plan::Line() const {
   std::string text = fmt::format(
       "plan: {} of {} ({}): dense {}, KV {} for {} tokens, scratch {}, lines {}, {} of {} experts "
-      "{}; {} rows, {} answers at once, {} threads",
+      "{}; {} rows, {} answer{} at once, {} thread{}",
       SizeText(Total()), SizeText(budget), budget_source, SizeText(dense), SizeText(kv),
       int64_t{kv_pages} * page_tokens, SizeText(scratch), SizeText(lines), slot_total, expert_total,
-      SizeText(slots), rows, sequences, threads);
+      SizeText(slots), rows, sequences, sequences == 1 ? "" : "s", threads,
+      threads == 1 ? "" : "s");
   if (kv_file > 0) text += fmt::format("; KV file {}", SizeText(kv_file));
   if (sweep_bytes > 0) text += fmt::format("; a sweep reads {}", SizeText(sweep_bytes));
   if (sweep_dense > 0) text += fmt::format(", {} of it dense weights", SizeText(sweep_dense));

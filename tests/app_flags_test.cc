@@ -244,6 +244,14 @@ TEST_CASE("every flag is an environment variable too, and the command line wins"
   CHECK(parsed.options->model == Words{"from-environment"});
 }
 
+TEST_CASE("variables alone make a command line, and no usage is asked for") {
+  const Environment model("COLIBRI_MODEL", "from-environment");
+  const Environment input("COLIBRI_INPUT", "prompts.jsonl");
+  const ParsedCommandLine parsed = ParseRunCommandLine({});
+  REQUIRE(parsed.options.has_value());
+  CHECK(parsed.options->input == "prompts.jsonl");
+}
+
 TEST_CASE("an error in an environment variable names the variable, one in a flag the flag") {
   const Environment rows("COLIBRI_MAX_ROWS", "many");
   CHECK(RefusedBy({}, "COLIBRI_MAX_ROWS: \"many\" is given"));

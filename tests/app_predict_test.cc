@@ -167,4 +167,16 @@ TEST_CASE("measuring and not measuring exclude each other") {
   CHECK(ParseRunCommandLine({"-m", "d", "--plan", "--drive-speed", "fast"}).exit_code == 2);
 }
 
+TEST_CASE("a run without an answer is not compared with what was predicted for it") {
+  const TempDir cache;
+  const ProgramOutcome outcome =
+      RunProgram("colibri-run", {"-m", kModel, "--ram", "200MB", "-i", "-"}, "[1]\n",
+                 Predicting(cache.Path("")));
+  INFO(outcome.err);
+  CHECK(outcome.exit_code == 1);
+  CHECK(Contains(outcome.err, "; predicted: "));
+  CHECK(Contains(outcome.err, "1 line, 1 failed"));
+  CHECK_FALSE(Contains(outcome.err, ", got "));
+}
+
 }  // namespace colibri

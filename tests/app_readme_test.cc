@@ -101,7 +101,7 @@ void CheckMerged(const Folder& folder, int shards) {
   const ProgramOutcome merged = folder.Run(Block("colibri-run --merge -i"));
   INFO(merged.err);
   CHECK(merged.exit_code == 1);  // one is refused
-  CHECK(BytesOf(ReadWhole(folder.Dir().Path("answers.jsonl"))) == Unsharded(folder));
+  CHECK(BytesOf(ReadWhole(folder.Dir().Path("merged.jsonl"))) == Unsharded(folder));
 }
 
 }  // namespace
@@ -144,6 +144,16 @@ TEST_CASE("the README's jq and Python find the answers to the README's line") {
   INFO(python.err);
   CHECK(python.exit_code == 0);
   CHECK(python.out == chat + "\n");
+}
+
+TEST_CASE("the programs can be installed where the README's commands find them") {
+  const Folder folder;
+  CHECK(folder.Run("cmake --install '" COLIBRI_BINARY_DIR "' --prefix .").exit_code == 0);
+  for (const char* program : {"colibri-run", "colibri-bench"}) {
+    const ProgramOutcome found = folder.Run("hash -r; command -v " + std::string(program));
+    Has(found.out, "/bin/" + std::string(program));
+    CHECK(folder.Run("exec bin/" + std::string(program) + " --help").exit_code == 0);
+  }
 }
 
 TEST_CASE("the README's Slurm array, merged, gives what one process gives") {

@@ -274,7 +274,7 @@ TEST_CASE("a run that goes on plans memory for the answers that are left") {
   dir.Write("prompts", text + "Good evening\n");
   const ProgramOutcome second = Run(words);
   CHECK(second.exit_code == 0);
-  CHECK(Contains(second.err, "1 answers at once"));
+  CHECK(Contains(second.err, "1 answer at once"));
   CHECK(LineNumbers(ReadWhole(out)) == std::vector<uint64_t>{1, 2, 3});
 }
 

@@ -113,6 +113,7 @@ TEST_CASE("graph prints the wiring as mermaid and as dot, and knows no third lan
   const ProgramOutcome mermaid = Bench({"graph", "--dump", "mermaid"});
   CHECK(mermaid.exit_code == 0);
   CHECK(mermaid.out.starts_with("flowchart LR\n"));
+  CHECK(Bench({"graph"}).out == mermaid.out);
   CHECK(Contains(mermaid.out, "fetch -- \"ReadyExpert\" --> expert_ffn"));
   const ProgramOutcome dot = Bench({"graph", "--dump", "dot"});
   CHECK(dot.exit_code == 0);
@@ -147,6 +148,16 @@ TEST_CASE("pipeline refuses flags about prompts and answers, by name") {
   }
 }
 
+TEST_CASE("pipeline's help names the flags of colibri-run that it takes") {
+  const ProgramOutcome help = Bench({"pipeline", "--help"});
+  CHECK(help.exit_code == 0);
+  for (const char* flag : {" -m ", " --resident ", " --kv-ram "}) CHECK(Contains(help.out, flag));
+  CHECK_FALSE(Contains(help.out, "--max-tokens"));
+  const ProgramOutcome none = Bench(Pipeline({"--resident", "none"}));
+  CHECK(none.exit_code == 0);
+  CHECK(Contains(none.err, "of it dense weights"));
+}
+
 TEST_CASE("pipeline's JSON, CSV and Markdown hold the same figures") {
   const ProgramOutcome json = Bench(Pipeline({"--json"}));
   REQUIRE(json.exit_code == 0);
@@ -168,7 +179,7 @@ TEST_CASE("pipeline's JSON, CSV and Markdown hold the same figures") {
 TEST_CASE("pipeline --sequences compares runs of so many prompts in one table") {
   const ProgramOutcome outcome =
       Bench({"pipeline", "-m", kModel, "--ram", "200MB", "--slots", "30%", "--sequences", "1,5",
-             "--prompt-tokens", "4", "--tokens", "6", "--json"});
+             "--prompt-tokens", "4", "--tokens", "6", "--draft", "off", "--json"});
   INFO(outcome.err);
   REQUIRE(outcome.exit_code == 0);
   const Json table = Json::parse(outcome.out);
@@ -176,7 +187,7 @@ TEST_CASE("pipeline --sequences compares runs of so many prompts in one table") 
   CHECK(table[0].at("sequences") == 1);
   CHECK(table[1].at("sequences") == 5);
   for (const Json& run : table) {
-    CHECK(run.at("sweeps") == 6);  // the first draws a token too
+    CHECK(run.at("sweeps") == 6);  // the first draws a token too, and drafts would save some
     CHECK(run.at("gb_per_sweep").get<double>() > 0);
     CHECK(run.at("wall_over_ideal").get<double>() > 0);
     CHECK(run.at("alone_seconds").get<double>() > 0);
@@ -284,6 +295,21 @@ TEST_CASE("io reads a model's experts and any file, beside a plain loop, in ever
   CHECK(csv.out.starts_with("backend,reads,order,depth,gb_per_second,"));
   CHECK(Bench({"io", "--file", file, "--piece", "1MB"}).exit_code == 2);
   CHECK(Bench({"io"}).exit_code == 2);
+}
+
+TEST_CASE("sizes mean in colibri-bench what they mean in colibri-run") {
+  const TempDir dir;
+  const std::string file = dir.Write("a", std::string(1'010'000, 'x'));
+  const auto io = [&](const char* piece) {
+    return Bench({"io", "--file", file, "--piece", piece, "--depth", "1", "--bytes", "1MB",
+                  "--backend", "pread", "--repetitions", "1"});
+  };
+  CHECK(io("1MB").exit_code == 0);
+  CHECK(io("1MiB").exit_code == 2);
+  const ProgramOutcome unknown = io("1mb");
+  CHECK(unknown.exit_code == 2);
+  CHECK(Contains(unknown.err, "--piece"));
+  CHECK(Contains(unknown.err, "1mb is not a size"));
 }
 
 TEST_CASE("quality --json gives a perplexity for each KV type and kind of activations") {

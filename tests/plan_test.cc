@@ -668,6 +668,24 @@ TEST_CASE("a memory for KV by hand is not exceeded, and what it lacks is on the 
   CHECK(Contains(Refusal(r), "without a file (--kv-dir)"));
 }
 
+TEST_CASE("a memory for KV that is little takes fewer answers at once, unless these are given") {
+  PlanRequest r = Wanted(400'000'000);
+  r.answers = 64;
+  r.kv_space = 1'000'000'000;
+  // What one answer at a time takes at least, and half as much again.
+  r.kv_ram = 1000;
+  const std::string refusal = Refusal(r);
+  CHECK_FALSE(Contains(refusal, "--max-seqs"));
+  constexpr std::string_view kBefore = "; --kv-ram ";
+  r.kv_ram = 1500 * std::stoull(refusal.substr(refusal.find(kBefore) + kBefore.size()));
+  const Plan p = MakePlan(SmallModel(), r);
+  CHECK(p.kv <= *r.kv_ram);
+  CHECK(p.sequences < 64);
+  r.sequences = 64;
+  CHECK(Contains(Refusal(r), "with 64 answers at once"));
+  CHECK(Contains(Refusal(r), ", or a lower --max-seqs"));
+}
+
 TEST_CASE("a context that memory cannot hold is held by the drive") {
   PlanRequest r;
   r.ram = 12'000'000'000;
