@@ -88,7 +88,7 @@ struct ExpertCache::Impl {
   uint32_t Evict(Class& in, uint32_t slot);
   void Read(uint32_t item, uint32_t slot, ReadClass read_class);
   bool TakeBackHintRead(uint32_t item);
-  void AddHint(uint32_t item, uint16_t frame);
+  void AddHint(uint32_t item, uint16_t frame, bool sure);
   void DropHint(uint32_t item);
   void MarkUsed(Entry& entry, uint32_t item);
   void Succeeded(Entry& entry, uint32_t item);
@@ -268,12 +268,12 @@ bool ExpertCache::Impl::TakeBackHintRead(uint32_t item) {
   return true;
 }
 
-void ExpertCache::Impl::AddHint(uint32_t item, uint16_t frame) {
+void ExpertCache::Impl::AddHint(uint32_t item, uint16_t frame, bool sure) {
   Entry& entry = entries[item];
   // Also where it is Ready or on its way: the guess protects it from other hints.
   std::vector<uint16_t>& frames = entry.hinted_for;
   if (std::find(frames.begin(), frames.end(), frame) == frames.end()) frames.push_back(frame);
-  if (entry.state != State::kAbsent || entry.hint_queued) return;
+  if (!sure || entry.state != State::kAbsent || entry.hint_queued) return;
   ++stats.hints;
   entry.hint_queued = true;
   ClassOf(item).hints.push_back(item);
@@ -424,7 +424,8 @@ bool ExpertCache::LayerReady(uint16_t layer) const {
          impl_->ready_in_layer[layer] == impl_->by_layer[layer].size();
 }
 
-void ExpertCache::Hint(uint16_t layer, uint16_t frame, std::span<const uint32_t> items) {
+void ExpertCache::Hint(uint16_t layer, uint16_t frame, std::span<const uint32_t> items,
+                       size_t sure) {
   Impl& cache = *impl_;
   std::lock_guard lock(cache.mutex);
   if (cache.stopping || layer >= cache.by_layer.size()) return;
@@ -440,7 +441,7 @@ void ExpertCache::Hint(uint16_t layer, uint16_t frame, std::span<const uint32_t>
       --cache.stats.hints;
     }
   }
-  for (const uint32_t item : items) cache.AddHint(item, frame);
+  for (size_t i = 0; i < items.size(); ++i) cache.AddHint(items[i], frame, i < sure);
   cache.PumpAll();
 }
 

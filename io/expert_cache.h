@@ -76,8 +76,10 @@ class ExpertCache {
 
   // A guess of what `frame` will request of `layer`, surest first; it takes the place of the one
   // before. A hint holds no slot until no demand waits and one is free or cold. It never evicts a
-  // hinted item whose layer is not routed yet.
-  void Hint(uint16_t layer, uint16_t frame, std::span<const uint32_t> items);
+  // hinted item whose layer is not routed yet. Beyond the first `sure` of `items` that is all that
+  // a hint does: what is absent is not read.
+  void Hint(uint16_t layer, uint16_t frame, std::span<const uint32_t> items,
+            size_t sure = SIZE_MAX);
   // The router has chosen `layer` for `frame`: what that frame hinted for it and is not being read
   // yet is dropped, and what was read for it may be evicted by hints again. Each of `needed` is
   // requested once afterwards; until then hints do not evict it, and demands only if nothing else

@@ -176,6 +176,19 @@ void OrderByVotes(std::span<const uint32_t> votes, std::vector<uint16_t>* order)
   });
 }
 
+// A row gives k votes to its first choice, 1 to its last: up to k may be one row's alone. Where
+// rows choose more often than a layer has experts there is always something else to compute, and
+// such guesses are read for nothing too often: with 256 rows and k = 8 they came true for 63 (1
+// vote), 77 (3), 88 (5) and 92 (8) of 100, for 98 of the others, and were 86 % of all that nobody
+// used.
+size_t SureGuesses(const ModelConfig& config, size_t rows, std::span<const uint32_t> votes,
+                   std::span<const uint16_t> order) {
+  size_t sure = order.size();
+  if (rows * static_cast<size_t>(config.top_k) < static_cast<size_t>(config.experts)) return sure;
+  while (sure > 0 && votes[order[sure - 1]] <= static_cast<uint32_t>(config.top_k)) --sure;
+  return sure;
+}
+
 RouteTraceWriter::RouteTraceWriter(std::string path, const Model& model)
     : path_(std::move(path)),
       experts_(static_cast<size_t>(model.Config().experts)),

@@ -67,6 +67,19 @@ TEST_CASE("a malformed trace is refused with its line, what was found and what w
   CHECK(Contains(ErrorOf([&] { ReadRouteTrace(dir.Path("none")); }), "none"));
 }
 
+TEST_CASE("in wide frames a guess of few votes is not sure, in narrow ones every guess is read") {
+  ModelConfig config;
+  config.experts = 64;
+  config.top_k = 8;
+  const std::vector<uint32_t> votes = {0, 8, 9, 0, 1, 40};
+  std::vector<uint16_t> order;
+  OrderByVotes(votes, &order);
+  CHECK(order == std::vector<uint16_t>{5, 2, 1, 4});
+  CHECK(SureGuesses(config, 7, votes, order) == 4);
+  CHECK(SureGuesses(config, 8, votes, order) == 2);
+  CHECK(SureGuesses(config, 8, std::vector<uint32_t>(6), {}) == 0);
+}
+
 TEST_CASE("belady is the bound of every policy, and enough slots read every expert once") {
   const TempDir dir;
   std::string text = kHead;

@@ -28,7 +28,8 @@ constexpr int32_t kSteps = 300;
 
 class History {
  public:
-  explicit History(uint32_t seed) : random_(seed), faults_(seed % 3 == 0 ? 0 : 4 + Below(12)) {
+  explicit History(uint32_t seed)
+      : random_(seed), faults_(seed % 3 == 0 ? 0 : 4 + Below(12)), unsure_(seed % 2 == 0) {
     extents_.resize(kItems);
     std::vector<CacheItem> items;
     for (uint32_t i = 0; i < kItems; ++i) {
@@ -84,8 +85,11 @@ class History {
     const auto layer = static_cast<uint16_t>(Below(kLayers));
     const auto frame = static_cast<uint16_t>(Below(kFrames));
     switch (Below(10)) {
-      case 0:
-        return cache_->Hint(layer, frame, SomeItemsOf(layer));
+      case 0: {
+        const std::vector<uint32_t> items = SomeItemsOf(layer);
+        const size_t sure = unsure_ && Below(2) == 0 ? Below(4) : SIZE_MAX;
+        return cache_->Hint(layer, frame, items, sure);
+      }
       case 1: {
         const std::vector<uint32_t> needed = SomeItemsOf(layer);
         cache_->LayerRouted(layer, frame, needed);
@@ -214,6 +218,7 @@ class History {
 
   std::mt19937 random_;
   const uint32_t faults_;  // one read in so many fails; 0: none
+  const bool unsure_;      // some guesses are not surely needed
   std::vector<std::vector<Extent>> extents_;
   std::vector<uint32_t> slots_;  // by class
   std::unique_ptr<SlotPool> pool_;

@@ -322,6 +322,20 @@ TEST_CASE("a hint never evicts a hinted entry whose layer is not routed yet, a d
   CHECK(setup.cache.Stats().bytes_prefetch_wasted == kIoAlign);
 }
 
+TEST_CASE("what is not surely needed is kept from other hints and not read") {
+  Setup setup(Slots(2));
+  setup.Touch(10);
+  setup.Touch(0);
+  setup.cache.Hint(1, 0, Items{11, 12, 10}, 0);
+  for (int i = 0; i < 3; ++i) setup.Touch(0);
+  setup.Hint(22, 0);
+  CHECK(setup.Reading().empty());  // 10 is cold, but may be needed
+  CHECK(setup.cache.Stats().hints == 1);
+  setup.cache.LayerRouted(1, 0);
+  CHECK(setup.Reading() == Items{22});
+  CHECK_FALSE(setup.cache.IsReady(10));
+}
+
 TEST_CASE("a hint also protects what was resident before") {
   Setup setup(Slots(2));
   setup.Touch(10);
