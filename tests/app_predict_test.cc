@@ -170,7 +170,7 @@ TEST_CASE("measuring and not measuring exclude each other") {
 TEST_CASE("a run without an answer is not compared with what was predicted for it") {
   const TempDir cache;
   const ProgramOutcome outcome =
-      RunProgram("colibri-run", {"-m", kModel, "--ram", "200MB", "-i", "-"}, "[1]\n",
+      RunProgram("colibri-run", {"-m", kModel, "--ram", "400MB", "-i", "-"}, "[1]\n",
                  Predicting(cache.Path("")));
   INFO(outcome.err);
   CHECK(outcome.exit_code == 1);
