@@ -415,7 +415,8 @@ void Engine::Hint(GraphFrame& f, int32_t layer) {
   OrderByVotes(f.votes, &f.hint_order);
   f.hint_items.clear();
   for (const uint16_t e : f.hint_order) f.hint_items.push_back(model_.ExpertItem(layer, e));
-  const size_t sure = SureGuesses(model_.Config(), f.frame.Rows(), f.votes, f.hint_order);
+  const uint64_t bytes = model_.Expert(model_.ExpertItem(layer, 0)).slot_bytes;
+  const size_t sure = SureGuesses(model_.Config(), bytes, f.frame.Rows(), f.votes, f.hint_order);
   cache_->Hint(static_cast<uint16_t>(layer), f.frame.id, f.hint_items, sure);
 }
 

@@ -58,9 +58,10 @@ RouteTrace ReadRouteTrace(const std::string& path);
 
 // Experts with votes, most votes first, equal ones in file order.
 void OrderByVotes(std::span<const uint32_t> votes, std::vector<uint16_t>* order);
-// How many of `order`, from the front, are worth reading before they are asked for.
-size_t SureGuesses(const ModelConfig& config, size_t rows, std::span<const uint32_t> votes,
-                   std::span<const uint16_t> order);
+// How many of `order`, from the front, are worth reading before they are asked for. `bytes`: of an
+// expert.
+size_t SureGuesses(const ModelConfig& config, uint64_t bytes, size_t rows,
+                   std::span<const uint32_t> votes, std::span<const uint16_t> order);
 
 // Writes a trace as the frames go. Threads: any; a frame's calls come in its order.
 class RouteTraceWriter {

@@ -67,7 +67,7 @@ TEST_CASE("a malformed trace is refused with its line, what was found and what w
   CHECK(Contains(ErrorOf([&] { ReadRouteTrace(dir.Path("none")); }), "none"));
 }
 
-TEST_CASE("in wide frames a guess of few votes is not sure, in narrow ones every guess is read") {
+TEST_CASE("in wide frames of large experts a guess of few votes is not sure, else all are read") {
   ModelConfig config;
   config.experts = 64;
   config.top_k = 8;
@@ -75,9 +75,11 @@ TEST_CASE("in wide frames a guess of few votes is not sure, in narrow ones every
   std::vector<uint16_t> order;
   OrderByVotes(votes, &order);
   CHECK(order == std::vector<uint16_t>{5, 2, 1, 4});
-  CHECK(SureGuesses(config, 7, votes, order) == 4);
-  CHECK(SureGuesses(config, 8, votes, order) == 2);
-  CHECK(SureGuesses(config, 8, std::vector<uint32_t>(6), {}) == 0);
+  constexpr uint64_t kLarge = 1 << 20;
+  CHECK(SureGuesses(config, kLarge, 7, votes, order) == 4);
+  CHECK(SureGuesses(config, kLarge, 8, votes, order) == 2);
+  CHECK(SureGuesses(config, kLarge - 1, 8, votes, order) == 4);
+  CHECK(SureGuesses(config, kLarge, 8, std::vector<uint32_t>(6), {}) == 0);
 }
 
 TEST_CASE("belady is the bound of every policy, and enough slots read every expert once") {
