@@ -154,6 +154,11 @@ struct Figures {
     return s.cache.bytes_demand + s.cache.bytes_prefetch_used + s.kv.bytes_read +
            s.kv.bytes_written + s.dense.Bytes();
   }
+  // What was read and not needed: guesses.
+  uint64_t NeverUsed() const {
+    const CacheStats& c = counts.stats.cache;
+    return c.BytesRead() - std::min(c.BytesRead(), c.bytes_demand + c.bytes_prefetch_used);
+  }
   // The longer of reading what was needed and computing.
   double Ideal() const {
     const OverlapFigures& o = counts.stats.overlap;
@@ -272,8 +277,7 @@ std::vector<Row> Rows(const Figures& f, const PipelineOptions& options) {
   number("computing", o.both_s + o.compute_only_s, "s with a node at work");
   number("both at once", o.both_s, "s");
   number("neither", o.neither_s, "s");
-  number("GB read", Giga(f.Read()),
-         fmt::format("{:.3f} GB of it never used", Giga(f.Read() - f.Useful())));
+  number("GB read", Giga(f.Read()), fmt::format("{:.3f} GB of it never used", Giga(f.NeverUsed())));
   number("GB/sweep", Ratio(Giga(f.Read()), sweeps),
          fmt::format("of the {:.3f} GB that the experts asked for have",
                      Ratio(Giga(f.union_bytes), sweeps)));
@@ -355,7 +359,7 @@ void AddRun(int32_t sequences, const Figures& f, Table* table) {
               text(Ratio(static_cast<double>(f.tokens), s.seconds)),
               text(Ratio(static_cast<double>(s.scheduler.rows), s.seconds)), text(s.seconds),
               text(Ratio(Giga(f.Read()), sweeps)), text(Ratio(Giga(f.union_bytes), sweeps)),
-              text(100 * Ratio(Giga(f.Read() - f.Useful()), Giga(f.Read()))),
+              text(100 * Ratio(Giga(f.NeverUsed()), Giga(f.Read()))),
               text(Ratio(Giga(f.Read()), s.overlap.both_s + s.overlap.io_only_s)),
               text(f.raw / 1e9), f.alone > 0 ? text(f.alone) : "", text(f.Ideal()),
               text(Ratio(s.seconds, f.Ideal())),

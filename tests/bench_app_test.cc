@@ -140,6 +140,41 @@ TEST_CASE("pipeline prints a figure for every node beside memory, reading and to
   CHECK(Contains(outcome.out, "18 generated"));
 }
 
+TEST_CASE("KV written to the drive does not make less than nothing of what was never used") {
+  const TempDir dir;
+  std::string text;
+  for (int line = 0; line < 24; ++line) {
+    for (int word = 0; word < 100; ++word) text += std::to_string(line * 100 + word) + " ";
+    text += "\n";
+  }
+  const ProgramOutcome outcome = Bench({"pipeline",
+                                        "-m",
+                                        kModel,
+                                        "--ram",
+                                        "200MB",
+                                        "--prompts",
+                                        "24",
+                                        "--prompt-tokens",
+                                        "100",
+                                        "--text",
+                                        dir.Write("text", text),
+                                        "--tokens",
+                                        "6",
+                                        "--ctx-size",
+                                        "120",
+                                        "--max-seqs",
+                                        "24",
+                                        "--kv-ram",
+                                        "2600kB",
+                                        "--kv-dir",
+                                        dir.Path("."),
+                                        "--no-alone"});
+  INFO(outcome.err);
+  CHECK(outcome.exit_code == 0);
+  CHECK(Contains(outcome.out, "KV GB written"));
+  CHECK(Contains(outcome.out, "0.000 GB of it never used"));
+}
+
 TEST_CASE("pipeline refuses flags about prompts and answers, by name") {
   for (const char* flag : {"-p", "--max-tokens", "--output=x"}) {
     const ProgramOutcome outcome = Bench(Pipeline({flag, "3"}));
