@@ -154,7 +154,7 @@ struct Figures {
     return s.cache.bytes_demand + s.cache.bytes_prefetch_used + s.kv.bytes_read +
            s.kv.bytes_written + s.dense.Bytes();
   }
-  // What was read and not needed: guesses.
+  // What was read for guesses alone. With --warm some were read before what is counted, used in it.
   uint64_t NeverUsed() const {
     const CacheStats& c = counts.stats.cache;
     return c.BytesRead() - std::min(c.BytesRead(), c.bytes_demand + c.bytes_prefetch_used);

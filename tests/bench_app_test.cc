@@ -147,28 +147,10 @@ TEST_CASE("KV written to the drive does not make less than nothing of what was n
     for (int word = 0; word < 100; ++word) text += std::to_string(line * 100 + word) + " ";
     text += "\n";
   }
-  const ProgramOutcome outcome = Bench({"pipeline",
-                                        "-m",
-                                        kModel,
-                                        "--ram",
-                                        "200MB",
-                                        "--prompts",
-                                        "24",
-                                        "--prompt-tokens",
-                                        "100",
-                                        "--text",
-                                        dir.Write("text", text),
-                                        "--tokens",
-                                        "6",
-                                        "--ctx-size",
-                                        "120",
-                                        "--max-seqs",
-                                        "24",
-                                        "--kv-ram",
-                                        "2600kB",
-                                        "--kv-dir",
-                                        dir.Path("."),
-                                        "--no-alone"});
+  const ProgramOutcome outcome =
+      Bench({"pipeline", "-m", kModel, "--ram=200MB", "--prompts=24", "--prompt-tokens=100",
+             "--text", dir.Write("text", text), "--tokens=6", "--ctx-size=120", "--max-seqs=24",
+             "--kv-ram=2600kB", "--kv-dir", dir.Path("."), "--no-alone"});
   INFO(outcome.err);
   CHECK(outcome.exit_code == 0);
   CHECK(Contains(outcome.out, "KV GB written"));
